@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -55,7 +55,7 @@ class Facts:
 
     title: str = ""
     about: str = ""
-    pairs: tuple[tuple[str, str], ...]
+    pairs: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Many:
     """Entries of blocks; a terminal shows only the first ``most``."""
 
     entries: tuple[tuple[Block, ...], ...]
-    most: int
+    most: int = 40
     noun: str
     rest: str = "the page has all of them"
 
@@ -80,7 +80,7 @@ Block: TypeAlias = Line | Heading | Table | Facts | Log | Many
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A drawing of the page, as an ``<svg>`` element."""
+    """A drawing of the page, as an ``<svg>`` element; "": there is none."""
 
     drawing: str
     caption: str = ""
@@ -96,7 +96,7 @@ class Section:
     table: Table
     note: str = ""
     lead: str = ""
-    figures: Callable[[], Sequence[Figure]] = tuple
+    figures: Callable[[], Iterable[Figure]] = tuple
     others: Table | None = None  # folded, below the table
     others_title: str = ""
     remarks: tuple[str, ...] = ()

@@ -31,7 +31,7 @@ from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.report import interactive, wording
 from orchestrator.report.charts import clipped, front_figure, heat_map, throughput_curve
-from orchestrator.report.sections import questions_section, sections
+from orchestrator.report.sections import cards_table, questions_section, sections
 from orchestrator.report.svg import SHAPES, precision_style
 from orchestrator.store import files as run_files
 from orchestrator.util import format as units
@@ -113,6 +113,7 @@ def render(
         left_out=left_out,
         answers=wording.answers(summary),
         questions=questions_section(summary) if summary.answers else None,
+        cards_table=cards_table(summary.timeline),
         head_to_head=[one for one in every if one.id.startswith("head-")],
         sections=[one for one in every if not one.id.startswith("head-")],
         warned=_warnings(summary),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 
-from orchestrator.analysis.effects import Effect
 from orchestrator.analysis.hardware import REFERENCES, Comparison, Line, Share
 from orchestrator.analysis.metrics import PARTS
 from orchestrator.analysis.rankings import HeadToHead
@@ -13,6 +11,7 @@ from orchestrator.analysis.ratio import Ratio
 from orchestrator.analysis.selection import Differences, described
 from orchestrator.analysis.serving import Point, Served
 from orchestrator.analysis.summary import STATES, Summary
+from orchestrator.analysis.timeline import Lane, Timeline
 from orchestrator.core.measurement import Measurement, Prediction
 from orchestrator.report import charts, wording
 from orchestrator.report.blocks import Cell, Figure, Section, Table
@@ -77,6 +76,29 @@ def questions_section(summary: Summary) -> Section:
     )
 
 
+def cards_table(timeline: Timeline, *, by_card: bool = True) -> Table:
+    """Return how long each card, or the cards of each node, were assigned to attempts."""
+    groups: dict[str, list[Lane]] = {}
+    for lane in timeline.lanes:
+        groups.setdefault(lane.name if by_card else lane.node, []).append(lane)
+    noun, rows = "card" if by_card else "node", []
+    for name, lanes in groups.items():
+        assigned_s = sum(lane.assigned_s for lane in lanes)
+        whole_s = timeline.wall_s * len(lanes)
+        rows.append(
+            (
+                name,
+                f"{len(lanes)}",
+                f"{sum(len(lane.spans) for lane in lanes):,}",
+                units.seconds(assigned_s),
+                units.seconds(sum(lane.unassigned_s for lane in lanes)),
+                units.percent(assigned_s / whole_s if whole_s else None, 3),
+            )
+        )
+    head = (noun, "cards", "attempts", "time assigned", "unassigned", "share")
+    return Table(head=head, rows=tuple(rows), numbers=(1, 2, 3, 4, 5), most=40, noun=noun)
+
+
 def _failing_cards(summary: Summary) -> Section:
     blamed = summary.timeline.blamed()
     return Section(
@@ -98,12 +120,13 @@ def _failing_cards(summary: Summary) -> Section:
     )
 
 
-def ratio_text(ratio: Ratio) -> str:
-    """Format as ``1.52× (1.40× to 1.65×)``, ``at least 1.52× (…)``."""
+def _ratio(ratio: Ratio, *, tie: bool = False) -> str:
+    """Format as ``1.52× (1.40× to 1.65×)``, ``at least 1.52× (…)``; a ``~`` marks a tie."""
     value = f"{ratio.side} {units.times(ratio.value)}".lstrip()
     if ratio.low is None:
         return value
-    return f"{value} ({units.times(ratio.low)} to {units.times(ratio.high)})"
+    mark = " ~" if tie and not ratio.decided else ""
+    return f"{value} ({units.times(ratio.low)} to {units.times(ratio.high)}){mark}"
 
 
 def _head_to_head(summary: Summary, place: int, one: HeadToHead) -> Section:
@@ -113,13 +136,11 @@ def _head_to_head(summary: Summary, place: int, one: HeadToHead) -> Section:
         if row is None:
             return units.MISSING
         figure = wording.figure(row, at_least=summary.at_least(row))
-        return figure if ratio is None else f"{figure}, {ratio_text(ratio)}{_tie(ratio)}"
+        return figure if ratio is None else f"{figure}, {_ratio(ratio, tie=True)}"
 
     rows = [(line.label, *map(cell, line.rows, line.ratios)) for line in one.lines]
     if len(one.lines) > 1:
-        means = (
-            "1×" if mean is None else f"{ratio_text(mean)}{_tie(mean)}" for mean in one.overall
-        )
+        means = ("1×" if mean is None else _ratio(mean, tie=True) for mean in one.overall)
         rows.append(("all together", *means))
     note = f"{one.unit}, and times {one.sides[0]}'s with its interval. ~ tied."
     if one.left_out:
@@ -137,14 +158,27 @@ def _head_to_head(summary: Summary, place: int, one: HeadToHead) -> Section:
     )
 
 
-def _tie(ratio: Ratio) -> str:
-    return "" if ratio.decided or ratio.low is None else " ~"
-
-
 def _effects(summary: Summary) -> Section:
     effects = summary.effects
     apart = Differences.among([effect.label_setting for effect in effects])
-    rows = [_effect(effect, described(apart.of(effect.label_setting))) for effect in effects]
+    rows = []
+    for effect in effects:
+        sizes = [pair.row.batch_size_requested for pair in effect.pairs]
+        ratios = [units.times(pair.ratio.value) for pair in effect.pairs]
+        by_batch = ", ".join(f"{one} at {size}" for one, size in zip(ratios, sizes, strict=True))
+        change = f"{effect.before or 'unset'} → {effect.after or 'unset'}"
+        about = described(apart.of(effect.label_setting))
+        tie = "" if effect.ratio.decided else " ~"
+        rows.append(
+            (
+                f"{effect.name.replace('_', ' ')}: {change}",
+                f"{effect.setting.model}, {effect.setting.where}, b={','.join(sizes)}"
+                + (f" · {about}" if about else ""),
+                Cell(text=_ratio(effect.ratio) + tie, notes=(by_batch,) * (len(sizes) > 1)),
+                units.times(effect.token_ratio),
+                units.times(effect.memory_ratio),
+            )
+        )
     title = "Throughput, times the baseline's. The table below has the values."
     return Section(
         id="effects",
@@ -156,30 +190,11 @@ def _effects(summary: Summary) -> Section:
             numbers=(2, 3, 4),
         ),
         note="The baseline is the value before the arrow, at the same batch size."
-        + " ~ undecided." * any(row[2].text.endswith("~") for row in rows),
+        + " ~ undecided." * any(not effect.ratio.decided for effect in effects),
         lead="Pairs of rows that differ in exactly one setting, at the same batch size: the "
         "baseline is what the experiment has by default. Right of the middle is faster; a bar that "
         "crosses the middle is tied with the baseline.",
         figures=lambda: [Figure(drawing=charts.effects_chart(effects[:MOST_DRAWN], title))],
-    )
-
-
-def _effect(effect: Effect, about: str) -> tuple[str, str, Cell, str, str]:
-    batches = ",".join(pair.row.batch_size_requested for pair in effect.pairs)
-    by_batch = (
-        f"{units.times(pair.ratio.value)} at {pair.row.batch_size_requested}"
-        for pair in effect.pairs
-    )
-    return (
-        f"{effect.name.replace('_', ' ')}: {effect.before or 'unset'} → {effect.after or 'unset'}",
-        f"{effect.setting.model}, {effect.setting.where}, b={batches}"
-        + (f" · {about}" if about else ""),
-        Cell(
-            text=ratio_text(effect.ratio) + ("" if effect.ratio.decided else " ~"),
-            notes=(", ".join(by_batch),) if len(effect.pairs) > 1 else (),
-        ),
-        units.times(effect.token_ratio),
-        units.times(effect.memory_ratio),
     )
 
 
@@ -247,31 +262,18 @@ def _training(summary: Summary) -> Section:
     note = "Loss of the first and of the last timed step. Then shares of a timed step."
     if any(one.communication is not None for one in summary.steps):
         note += " Waiting for other cards is a part of the times beside it."
-    table = Table(
-        head=("job", *head, "optimizer", "waiting", "what is wrong"),
-        rows=tuple(rows),
-        numbers=tuple(range(1, 10)),
-    )
+    names = ("job", *head, "optimizer", "waiting", "what is wrong")
+    used = [at for at in range(len(names)) if any(row[at] != units.MISSING for row in rows)]
     return Section(
         id="training",
         title="Training",
         menu="Training",
-        table=_without_blanks(table),
+        table=Table(
+            head=tuple(names[at] for at in used),
+            rows=tuple(tuple(row[at] for at in used) for row in rows),
+            numbers=tuple(place for place, at in enumerate(used) if 1 <= at < len(names) - 1),
+        ),
         note=note,
-    )
-
-
-def _without_blanks(table: Table) -> Table:
-    columns = [
-        column
-        for column in range(len(table.head))
-        if any(row[column] != units.MISSING for row in table.rows)
-    ]
-    return replace(
-        table,
-        head=tuple(table.head[column] for column in columns),
-        rows=tuple(tuple(row[column] for column in columns) for row in table.rows),
-        numbers=tuple(place for place, column in enumerate(columns) if column in table.numbers),
     )
 
 
@@ -285,7 +287,7 @@ def predicted(predictions: Sequence[Prediction]) -> Section:
     for of_cell in by_cell.values():
         first = next(iter(of_cell.values()))
         shown = [of_cell.get(figure) for figure in figures]
-        values = ("" if one is None else predicted_text(one) for one in shown)
+        values = ("" if one is None else _predicted_text(one) for one in shown)
         rows.append((first.label, *values, units.percent(first.runs, 2), first.basis))
     stems = (name.removesuffix("_s").removesuffix("_bytes") for name in figures)
     titles = (stem.replace("_", " ") for stem in stems)
@@ -306,7 +308,7 @@ def predicted(predictions: Sequence[Prediction]) -> Section:
     )
 
 
-def predicted_text(one: Prediction) -> str:
+def _predicted_text(one: Prediction) -> str:
     """Format as ``1,234 (1,180 to 1,290)``."""
     in_bytes, in_s = one.figure.endswith("_bytes"), one.figure.endswith("_s")
     form = units.size if in_bytes else units.seconds if in_s else units.number
@@ -390,30 +392,27 @@ def _served(served: Served, place: int) -> Section:
 
     def figures() -> Iterator[Figure]:
         of = f"{served.setting.model} on {served.setting.card}, {served.about}"
-        dropped = len(served.curves) - charts.MOST_LINES
-        cut = f" The first {charts.MOST_LINES} settings are drawn." if dropped > 0 else ""
-        drawing = charts.load_figure(
-            served,
-            f"Throughput of a card against each user's speed, {of}.",
-            "tokens/s per user",
-            "tokens/s per card",
-            lambda point: (point.per_user, point.per_card) if point.per_user else None,
-            front=served.front,
-        )
+        cut = _cut(served.curves)
         yield Figure(
-            drawing=drawing,
+            drawing=charts.load_figure(
+                served,
+                f"Throughput of a card against each user's speed, {of}.",
+                "tokens/s per user",
+                "tokens/s per card",
+                lambda point: (point.per_user, point.per_card) if point.per_user else None,
+                front=served.front,
+            ),
             caption=f"{of}. The line through the best points is the Pareto front.{cut}",
         )
-        drawing = charts.load_figure(
-            served,
-            f"Latency against load, {of}.",
-            load,
-            "p90 latency of a request, s",
-            lambda point: (point.load, point.figure("latency_s") or 0.0),
-            over_load=True,
-        )
         yield Figure(
-            drawing=drawing,
+            drawing=charts.load_figure(
+                served,
+                f"Latency against load, {of}.",
+                load,
+                "p90 latency of a request, s",
+                lambda point: (point.load, point.figure("latency_s") or 0.0),
+                over_load=True,
+            ),
             caption=f"{of}. A ring marks the knee: the most throughput for its latency.{cut}",
         )
 
@@ -429,7 +428,7 @@ def _served(served: Served, place: int) -> Section:
         "Latencies are the 90th percentile, or the median where requests were too few for it."
         + " Flagged loads are in the table of all points alone."
         * any(p.flagged for p in points),
-        figures=lambda: [figure for figure in figures() if figure.drawing],
+        figures=figures,
         others=Table(
             head=("setting", load, *titles),
             rows=tuple(every()),
@@ -438,6 +437,12 @@ def _served(served: Served, place: int) -> Section:
         ),
         others_title="all points; * is on the Pareto front",
     )
+
+
+def _cut(lines: Sequence[object]) -> str:
+    """Return which of a figure's lines are drawn; "" if all are."""
+    most = charts.MOST_LINES
+    return f" The first {most} settings are drawn." if len(lines) > most else ""
 
 
 def _scaling(summary: Summary) -> Section:
@@ -454,7 +459,7 @@ def _scaling(summary: Summary) -> Section:
             (
                 Cell(text=job, notes=(one.setting.device, note)),
                 f"{step.row.cards}",
-                ratio_text(step.speedup),
+                _ratio(step.speedup),
                 f"{step.speedup.side} {units.percent(step.efficiency, 3)}".lstrip(),
             )
             for step in one.steps[1:]
@@ -465,15 +470,10 @@ def _scaling(summary: Summary) -> Section:
         for group in charts.scaling_groups(summary.scalings)[:MOST_FIGURES]:
             setting = group[0].setting
             name = " · ".join(filter(None, (setting.model, described(apart.of(setting)))))
-            cut = (
-                f" The first {charts.MOST_LINES} settings are drawn."
-                if len(group) > charts.MOST_LINES
-                else ""
-            )
             title = f"Efficiency against cards, {name}. The table below has the values."
             yield Figure(
                 drawing=charts.scaling_figure(group, title),
-                caption=f"{name}. Dashed: perfect scaling.{cut}",
+                caption=f"{name}. Dashed: perfect scaling.{_cut(group)}",
             )
 
     return Section(
@@ -485,7 +485,7 @@ def _scaling(summary: Summary) -> Section:
         ),
         lead="Every card has a batch of its own. Efficiency is what N cards give, of N times what "
         "the fewest cards give.",
-        figures=lambda: list(figures()),
+        figures=figures,
     )
 
 
@@ -501,9 +501,9 @@ def _roofline(summary: Summary) -> Section:
     def figures() -> Iterator[Figure]:
         for sheet, shares in groups[:MOST_FIGURES]:
             title = f"Roofline of {sheet.device}. The table below has the shares."
-            if drawing := charts.roofline_figure(sheet, shares, title):
-                caption = "Each mark: the decoding steps of one setting. The line: the limit of"
-                yield Figure(drawing=drawing, caption=f"{caption} {sheet.device}.")
+            caption = "Each mark: the decoding steps of one setting. The line: the limit of"
+            drawing = charts.roofline_figure(sheet, shares, title)
+            yield Figure(drawing=drawing, caption=f"{caption} {sheet.device}.")
 
     return Section(
         id="roofline",
@@ -519,7 +519,7 @@ def _roofline(summary: Summary) -> Section:
         "bandwidth is a lower bound from that alone, without the key-value cache. Compute counts "
         "the operations that the real tokens need; in prefill (MFU) those of the prompts, over the "
         "time to the first token.",
-        figures=lambda: list(figures()),
+        figures=figures,
         remarks=tuple(
             f"Data sheet of {sheet.device}: {sheet.limits}. {sheet.source}" for sheet, _ in groups
         ),
@@ -562,7 +562,7 @@ def _published(summary: Summary) -> Section:
         lead="Rows of this run that did the same as a published figure: task, model, data, "
         "precision, batch size per card, cards and the settings behind the figure agree; the "
         "device may differ.",
-        figures=lambda: list(figures()),
+        figures=figures,
         others=_published_table(others) if others else None,
         others_title="The other published figures",
         remarks=(

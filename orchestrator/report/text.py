@@ -20,7 +20,6 @@ from orchestrator.analysis.rankings import Ranking
 from orchestrator.analysis.selection import Differences, described
 from orchestrator.analysis.summary import STATES, Cause, Summary
 from orchestrator.analysis.tables import Table as CellTable
-from orchestrator.analysis.timeline import Lane
 from orchestrator.core.job import State
 from orchestrator.core.labels import Label, labels_of
 from orchestrator.core.measurement import Prediction
@@ -37,7 +36,7 @@ from orchestrator.report.blocks import (
     Style,
     Table,
 )
-from orchestrator.report.sections import predicted, questions_section, sections
+from orchestrator.report.sections import cards_table, predicted, questions_section, sections
 from orchestrator.util import format as units
 from orchestrator.util.format import markdown, one_line, tail, visible
 
@@ -173,28 +172,29 @@ def _flagged(summary: Summary) -> Iterator[Block]:
         yield Heading(text="Flagged rows")
     for flagged in summary.flagged:
         title, about = f"{len(flagged.rows):,} × {flagged.flag.name}", flagged.flag.description
-        yield Facts(title=title, about=f"{about} {flagged.says}", pairs=())
-        reasons = (
-            Line(text=f"  {one_line(summary.label(row))}: {one_line(reason, 300)}")
-            for row, reason in flagged.rows
+        yield Facts(title=title, about=f"{about} {flagged.says}")
+        yield Many(
+            entries=tuple(
+                (Line(text=f"  {one_line(summary.label(row))}: {one_line(reason, 300)}"),)
+                for row, reason in flagged.rows
+            ),
+            most=16,
+            noun="row",
         )
-        yield _many(reasons, "row", most=16)
 
 
 def _causes(summary: Summary) -> Iterator[Block]:
     if summary.causes:
-        entries = tuple(tuple(_cause(cause, summary)) for cause in summary.causes)
         yield Heading(text="What did not run, and why")
-        yield Many(entries=entries, most=MOST_LINES, noun="cause")
+        entries = tuple(tuple(_cause(cause, summary)) for cause in summary.causes)
+        yield Many(entries=entries, noun="cause")
 
 
 def _cause(cause: Cause, summary: Summary) -> Iterator[Block]:
     of_class = f" ({cause.failure_class})" if cause.failure_class else ""
     reason = one_line(cause.reason, 300) or "no reason was recorded"
     names = one_line(units.listed([summary.label(row) for row in cause.rows], 3))
-    yield Facts(
-        title=f"{len(cause.rows):,} × {cause.state}{of_class}: {reason}", about=names, pairs=()
-    )
+    yield Facts(title=f"{len(cause.rows):,} × {cause.state}{of_class}: {reason}", about=names)
     if cause.example.failure_tail:
         yield Log(text=cause.example.failure_tail)
     if cause.example.log:
@@ -204,54 +204,19 @@ def _cause(cause: Cause, summary: Summary) -> Iterator[Block]:
 def _retried(summary: Summary) -> Iterator[Block]:
     if summary.retried:
         yield Heading(text="Jobs that needed more than one attempt")
-        pairs = (
-            (summary.label(attempts[0]), " → ".join(str(row.state) for row in attempts))
+        lines = (
+            f"  {summary.label(attempts[0])}: {' → '.join(str(row.state) for row in attempts)}"
             for attempts in summary.retried
         )
-        yield _many((Line(text=f"  {name}: {states}") for name, states in pairs), "job")
-
-
-def _many(
-    lines: Iterable[Line],
-    noun: str,
-    *,
-    most: int = MOST_LINES,
-    rest: str = "the page has all of them",
-) -> Many:
-    return Many(entries=tuple((line,) for line in lines), most=most, noun=noun, rest=rest)
+        yield Many(entries=tuple((Line(text=line),) for line in lines), noun="job")
 
 
 def _cards(summary: Summary) -> Iterator[Block]:
     timeline = summary.timeline
-    if not timeline.lanes:
-        return
-    assigned = units.percent(timeline.assigned, 3)
-    wall = units.seconds(timeline.wall_s)
-    yield Heading(text=f"Cards: {len(timeline.lanes)}, time assigned {assigned} of {wall}")
-    by_card = len(timeline.lanes) <= MOST_CARDS
-    groups: dict[str, list[Lane]] = {}
-    for lane in timeline.lanes:
-        groups.setdefault(lane.name if by_card else lane.node, []).append(lane)
-    noun = "card" if by_card else "node"
-    yield Table(
-        head=(noun, "cards", "attempts", "time assigned", "unassigned", "share"),
-        rows=tuple(_card(name, lanes, timeline.wall_s) for name, lanes in groups.items()),
-        numbers=(1, 2, 3, 4, 5),
-        most=MOST_LINES,
-        noun=noun,
-    )
-
-
-def _card(name: str, lanes: Sequence[Lane], wall_s: float) -> tuple[str, ...]:
-    assigned_s = sum(lane.assigned_s for lane in lanes)
-    return (
-        name,
-        f"{len(lanes)}",
-        f"{sum(len(lane.spans) for lane in lanes):,}",
-        units.seconds(assigned_s),
-        units.seconds(sum(lane.unassigned_s for lane in lanes)),
-        units.percent(assigned_s / (wall_s * len(lanes)) if wall_s else None, 3),
-    )
+    if count := len(timeline.lanes):
+        share, wall = units.percent(timeline.assigned, 3), units.seconds(timeline.wall_s)
+        yield Heading(text=f"Cards: {count}, time assigned {share} of {wall}")
+        yield cards_table(timeline, by_card=count <= MOST_CARDS)
 
 
 def _provenance(summary: Summary) -> Iterator[Block]:
@@ -278,7 +243,7 @@ def _rankings(summary: Summary) -> Iterator[Block]:
         about, pairs = described(apart.of(ranking.setting)), tuple(_best(ranking, summary))
         entries.append((Facts(title=title, about=about, pairs=pairs),))
     yield Heading(text="Best setting for each model and device")
-    yield Many(entries=tuple(entries), most=MOST_LINES, noun="ranking")
+    yield Many(entries=tuple(entries), noun="ranking")
 
 
 def _best(ranking: Ranking, summary: Summary) -> Iterator[tuple[str, str]]:
@@ -372,7 +337,8 @@ def _comparison(comparison: RunComparison, *, every: bool) -> Iterator[Block]:
     for lines, noun in ((figures, "figure"), (ends, "job")):
         if lines:
             yield Line(text="")
-            yield _many(lines, noun, rest="--json has all of them")
+            entries = tuple((line,) for line in lines)
+            yield Many(entries=entries, noun=noun, rest="--json has all of them")
     yield from _refused(comparison)
     for (key, before, after), jobs in comparison.warnings.items():
         values = f"{one_line(before, 200)} → {one_line(after, 200)}"
@@ -426,7 +392,13 @@ def _print(console: Console, blocks: Iterable[Block]) -> None:
                 console.print()
                 console.print(Text(visible(block.text), style="bold"))
             case Facts():
-                _print_facts(console, block)
+                if block.title:
+                    console.print()
+                    console.print(Text(visible(block.title), style="cyan"))
+                if block.about:
+                    console.print(Text(visible(f"  {block.about}"), style="dim"))
+                for name, value in block.pairs:
+                    console.print(Text(visible(f"  {name:<20} {value}")))
             case Log():
                 for line in tail(block.text, 800).splitlines()[-6:]:
                     console.print(Text(visible(f"  | {line}")))
@@ -437,60 +409,46 @@ def _print(console: Console, blocks: Iterable[Block]) -> None:
                 _print_cut(console, len(block.entries) - block.most, block.noun, block.rest)
 
 
-def _print_facts(console: Console, facts: Facts) -> None:
-    if facts.title:
-        console.print()
-        console.print(Text(visible(facts.title), style="cyan"))
-    if facts.about:
-        console.print(Text(visible(f"  {facts.about}"), style="dim"))
-    for name, value in facts.pairs:
-        console.print(Text(visible(f"  {name:<20} {value}")))
-
-
 def _print_table(console: Console, table: Table) -> None:
     rows = [[_cell(cell, table) for cell in row] for row in table.rows[: table.most]]
-    records = not table.matrix and _width(table, rows) > console.width
-    if records:
-        _print_records(console, table, rows)
-    for columns in () if records else _columns_that_fit(table, rows, console.width):
-        padding = 0 if table.matrix else (0, 1)
-        grid = RichTable(
-            box=box.SIMPLE_HEAD, pad_edge=False, padding=padding, collapse_padding=True
-        )
-        for column in columns:
-            name, right = table.head[column], column in table.numbers
-            # Columns of single words stay whole; others wrap.
-            words = max((len(row[column].plain.split()) for row in rows), default=0)
-            grid.add_column(
-                Text(f"{name} " if table.matrix else name),
-                justify="right" if right else "left",
-                overflow="fold",
-                no_wrap=right and (table.matrix or (words < 2 and " " not in name)),
-                max_width=None if right or not table.matrix else _LONGEST_NAME,
-            )
-        for row in rows:
-            grid.add_row(*(row[column] for column in columns))
-        console.print(grid)
+    every = range(len(table.head))
+    wide = sum(max(len(table.head[c]), *(row[c].cell_len for row in rows)) + 2 for c in every)
+    if not table.matrix and wide > console.width:
+        # Each row as its first cell, with the others by name below it.
+        console.print()
+        for first, *others in rows:
+            console.print(first)
+            pairs = [
+                Text.assemble((f"{name} ", "dim"), cell)
+                for name, cell in zip(table.head[1:], others, strict=True)
+                if cell.plain not in ("", units.MISSING)
+            ]
+            console.print(Padding(Text(" · ").join(pairs), (0, 0, 0, 2), expand=False))
+    else:
+        for columns in _columns_that_fit(table, rows, console.width):
+            _print_grid(console, table, rows, columns)
     _print_cut(console, len(table.rows) - table.most, table.noun, table.rest)
 
 
-def _width(table: Table, rows: Sequence[Sequence[Text]]) -> int:
-    """Return the width of a table whose cells are on one line each."""
-    every = range(len(table.head))
-    return sum(max(len(table.head[c]), *(row[c].cell_len for row in rows)) + 2 for c in every)
-
-
-def _print_records(console: Console, table: Table, rows: Sequence[Sequence[Text]]) -> None:
-    """Print each row as its first cell, with the others by name below it."""
-    console.print()
-    for first, *others in rows:
-        console.print(first)
-        pairs = [
-            Text.assemble((f"{name} ", "dim"), cell)
-            for name, cell in zip(table.head[1:], others, strict=True)
-            if cell.plain not in ("", units.MISSING)
-        ]
-        console.print(Padding(Text(" · ").join(pairs), (0, 0, 0, 2), expand=False))
+def _print_grid(
+    console: Console, table: Table, rows: Sequence[Sequence[Text]], columns: Sequence[int]
+) -> None:
+    padding = 0 if table.matrix else (0, 1)
+    grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=padding, collapse_padding=True)
+    for column in columns:
+        name, right = table.head[column], column in table.numbers
+        # Columns of single words stay whole; others wrap.
+        words = max((len(row[column].plain.split()) for row in rows), default=0)
+        grid.add_column(
+            Text(f"{name} " if table.matrix else name),
+            justify="right" if right else "left",
+            overflow="fold",
+            no_wrap=right and (table.matrix or (words < 2 and " " not in name)),
+            max_width=None if right or not table.matrix else _LONGEST_NAME,
+        )
+    for row in rows:
+        grid.add_row(*(row[column] for column in columns))
+    console.print(grid)
 
 
 def _cell(cell: str | Cell, table: Table) -> Text:
@@ -551,7 +509,11 @@ def _as_markdown(block: Block) -> str:
             # Indented code has no closing mark that hostile text could write.
             return "\n".join(f"      {line}" for line in tail(block.text, 1500).splitlines())
         case Table():
-            return _pipes(block)
+            rows = [[_markdown_cell(cell, block) for cell in row] for row in block.rows]
+            columns = range(len(block.head))
+            align = ["--:" if column in block.numbers else "---" for column in columns]
+            rows = [[markdown(name) for name in block.head], align, *rows]
+            return "\n".join("| " + " | ".join(row) + " |" for row in rows)
         case Many():
             texts = [_as_markdown(one) for entry in block.entries for one in entry]
             if all(isinstance(one, Line) for entry in block.entries for one in entry):
@@ -562,13 +524,6 @@ def _as_markdown(block: Block) -> str:
 
 def _bold(text: str, bold: bool) -> str:
     return f"**{text}**" if bold and text else text
-
-
-def _pipes(table: Table) -> str:
-    rows = [[_markdown_cell(cell, table) for cell in row] for row in table.rows]
-    align = ["--:" if column in table.numbers else "---" for column in range(len(table.head))]
-    head = [markdown(name) for name in table.head]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, align, *rows])
 
 
 def _markdown_cell(cell: str | Cell, table: Table) -> str:
