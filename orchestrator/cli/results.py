@@ -38,7 +38,7 @@ from orchestrator.report.text import print_comparison, print_summary, to_markdow
 from orchestrator.store import files as run_files
 from orchestrator.store.history import spread_between_runs
 from orchestrator.store.store import Store, existing_runs, find_run
-from orchestrator.trackers.base import TRACKERS, Tracker, write_rows
+from orchestrator.trackers.base import TRACKERS, Backlog, Tracker
 from orchestrator.util import format as units
 from orchestrator.util import output
 from orchestrator.util.format import one_line
@@ -508,8 +508,9 @@ def _track(
     destination = tracker.destination_of(args.destination)
     for name in args.run_names or sorted(existing_runs(args.results)):
         store = find_run(name, args.results)
-        rows = newest_final(store.measurements(samples=False))
-        done = write_rows(tracker, destination, name, store.path, rows)
+        done = Backlog(tracker, destination, name, store.path)
+        done.rows.extend(newest_final(store.measurements(samples=False)))
+        done.finish()
         if done.refusals:
             refused.append(f"{name}: of its rows {done.refusals}")
         yield name, done.written

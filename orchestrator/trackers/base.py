@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -99,20 +99,33 @@ class Tracker:
             raise StoreError(f"{self.title} at {destination}: {reason:.500}") from error
 
 
-def attempt_of(row: Measurement) -> str:
-    """Return the ``TrackedRun.attempt`` of a row."""
-    return f"{row.invocation_id}/{row.attempt_id}"
-
-
 def tracked(row: Measurement) -> TrackedRun:
     """Return a final row for a tracker."""
     at = row.ended_at or row.recorded_at or 0.0
+    settings = {name: getattr(row, name) for name in _IDENTITY}
+    numbers = {field.name: getattr(row.metrics, field.name) for field in fields(Metrics)}
+    numbers |= row.workload_metrics
+    numbers |= {name: getattr(row, name) for name in _MEASURED}
+    facts = {name: getattr(row, name) for name in _FACTS} | {
+        "nightgrid.job_id": row.job_id,
+        "nightgrid.experiment": row.experiment,
+        "reason": row.reason or None,
+        "device": row.device_name,
+        "nodes": ", ".join(row.nodes) or None,
+        "throughput_unit": row.metrics.throughput_unit or None,
+    }
     return TrackedRun(
-        attempt=attempt_of(row),
+        attempt=f"{row.invocation_id}/{row.attempt_id}",
         name=f"{row.model} {row.precision} b={row.batch_size_requested}"[:_LONGEST],
-        parameters=_parameters(row),
-        metrics=_metrics(row),
-        tags=_tags(row),
+        parameters=_texts(
+            settings | {"batch_size": row.batch_size_requested}, "parameters", row.parameters
+        ),
+        metrics={
+            name: float(value)
+            for name, value in numbers.items()
+            if isinstance(value, (int, float)) and math.isfinite(value)
+        },
+        tags=_texts(facts, "version", row.versions),
         started_at=row.started_at or at,
         ended_at=at,
         succeeded=row.state is State.SUCCEEDED,
@@ -122,34 +135,6 @@ def tracked(row: Measurement) -> TrackedRun:
 _IDENTITY = ("workload", "model", "dataset", "accelerator", "cards", "precision", "engine",
              "isolation")  # fmt: skip
 _FACTS = ("state", "emulated", "random_weights", "synthetic_data", "git_commit")
-
-
-def _parameters(row: Measurement) -> dict[str, str]:
-    identity = {name: getattr(row, name) for name in _IDENTITY}
-    return _texts(identity | {"batch_size": row.batch_size_requested}, "parameters", row.parameters)
-
-
-def _metrics(row: Measurement) -> dict[str, float]:
-    numbers = {field.name: getattr(row.metrics, field.name) for field in fields(Metrics)}
-    numbers |= row.workload_metrics
-    numbers |= {name: getattr(row, name) for name in _MEASURED}
-    return {
-        name: float(value)
-        for name, value in numbers.items()
-        if isinstance(value, (int, float)) and math.isfinite(value)
-    }
-
-
-def _tags(row: Measurement) -> dict[str, str]:
-    facts = {name: getattr(row, name) for name in _FACTS} | {
-        "nightgrid.job_id": row.job_id,
-        "nightgrid.experiment": row.experiment,
-        "reason": row.reason or None,
-        "device": row.device_name,
-        "nodes": ", ".join(row.nodes) or None,
-        "throughput_unit": row.metrics.throughput_unit or None,
-    }
-    return _texts(facts, "version", row.versions)
 
 
 def _texts(values: Mapping[str, object], prefix: str, more: Mapping[str, object]) -> dict[str, str]:
@@ -190,20 +175,13 @@ NAMED = 3
 class Backlog:
     """Rows that a tracker may lack; ``rows`` may grow meanwhile."""
 
-    def __init__(
-        self,
-        tracker: Tracker,
-        destination: str,
-        run: str,
-        directory: Path,
-        rows: Iterable[Measurement] = (),
-    ) -> None:
+    def __init__(self, tracker: Tracker, destination: str, run: str, directory: Path) -> None:
         self._tracker = tracker
         self._place = (destination, run, directory)
         self._connection: Connection | None = None  # None after a failure
-        self.rows = deque(rows)
+        self.rows: deque[Measurement] = deque()
         self._failed: list[Measurement] = []  # in this pass
-        self._refused: dict[str, str] = {}  # the reason, by job
+        self.refusals = ""  # the number of rows set aside, with the last reason
         self.written = 0
 
     def write(self) -> str:
@@ -219,8 +197,9 @@ class Backlog:
             row = self.rows.popleft()
             try:
                 with self._tracker.explained(destination):
-                    if not self._connection.has(attempt_of(row)):
-                        self._connection.write(tracked(row))
+                    run = tracked(row)
+                    if not self._connection.has(run.attempt):
+                        self._connection.write(run)
                         self.written += 1
                 in_a_row = 0
             except StoreError as error:
@@ -239,25 +218,9 @@ class Backlog:
             if self.rows and self.written == written:
                 reason += f"; {MOST_IN_A_ROW} in a row failed, so no more were tried"
                 break
-        self._refused = dict.fromkeys((row.job_id for row in (*self._failed, *self.rows)), reason)
-
-    @property
-    def refusals(self) -> str:
-        """The number of rows set aside, with the last reason; "" if there are none."""
-        if not self._refused:
-            return ""
-        named = ", ".join(list(self._refused)[:NAMED]) + ", …" * (len(self._refused) > NAMED)
-        reason = next(iter(self._refused.values()))
-        return f"{len(self._refused)} set aside ({named}): {reason}"
-
-
-def write_rows(
-    tracker: Tracker, destination: str, run: str, directory: Path, rows: Iterable[Measurement]
-) -> Backlog:
-    """Write a run's missing final rows. Raise StoreError if the tracker is unreachable."""
-    backlog = Backlog(tracker, destination, run, directory, rows)
-    backlog.finish()
-    return backlog
+        refused = list(dict.fromkeys(row.job_id for row in (*self._failed, *self.rows)))
+        named = ", ".join(refused[:NAMED]) + ", …" * (len(refused) > NAMED)
+        self.refusals = f"{len(refused)} set aside ({named}): {reason}"
 
 
 #: Seconds until a failed tracker is retried.
@@ -267,20 +230,18 @@ REST_S = 120.0
 HURRIED_S = 10.0
 
 
-class RowLog:
+class RowLog(Backlog):
     """Background writer of final rows, existing ones first. Rows are on disk already, so
     ``nightgrid export`` can add what the tracker lacks."""
 
     def __init__(
         self, store: Store, tracker: Tracker, destination: str, again_s: float = AGAIN_S
     ) -> None:
+        super().__init__(tracker, destination, store.run, store.path)
         self._store = store
-        self._tracker = tracker
-        self._destination = destination
         self._again_s = again_s
         self._came, self._ended = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="row log", daemon=True)
-        self._backlog = Backlog(tracker, destination, store.run, store.path)
         self.trouble = ""
 
     def start(self) -> None:
@@ -290,7 +251,7 @@ class RowLog:
     def take(self, row: Measurement) -> bool:
         """Queue a row if it is final; return whether it is."""
         if row.final:
-            self._backlog.rows.append(replace(row, samples=(), items=(), image=None))
+            self.rows.append(replace(row, samples=(), items=(), image=None))
             self._came.set()
         return row.final
 
@@ -303,31 +264,32 @@ class RowLog:
         """Wait for the end, requested at ``ended_at`` (monotonic); return a message."""
         wait_s = HURRIED_S if hurry or self.trouble else REST_S
         self._thread.join(max(0.0, ended_at + wait_s - time.monotonic()))
-        where = f"{self._tracker.title} at {self._destination}"
+        destination = self._place[0]
+        where = f"{self._tracker.title} at {destination}"
         late = f"{where}: it takes longer than {wait_s:g} s" if self._thread.is_alive() else ""
-        why = "; ".join(filter(None, (self.trouble or late, self._backlog.refusals)))
+        why = "; ".join(filter(None, (self.trouble or late, self.refusals)))
         if not why:
             return f"every row is in {where}"
-        command = f"nightgrid export {self._destination} --to {self._tracker.name}"
+        command = f"nightgrid export {destination} --to {self._tracker.name}"
         return f"some rows were not logged: {why}; {command} --run {self._store.run} brings them"
 
     def _work(self) -> None:
         try:
             earlier = newest_final(self._store.measurements(samples=False))
-            self._backlog.rows.extendleft(reversed(earlier))
+            self.rows.extendleft(reversed(earlier))
             while True:
                 self._came.clear()
                 if self._ended.is_set():
                     break
                 try:
-                    self.trouble = self._backlog.write()
+                    self.trouble = self.write()
                 except StoreError as error:
                     self.trouble = str(error)
                 if self.trouble:
                     self._ended.wait(self._again_s)
                 else:
                     self._came.wait()
-            self._backlog.finish()
+            self.finish()
             self.trouble = ""
         except StoreError as error:
             self.trouble = str(error)

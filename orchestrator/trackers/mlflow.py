@@ -31,7 +31,9 @@ _UNREACHED = re.compile(r"(?:\[Errno -?\d+\]|Read timed out|timed out|Name or se
 class _Client:
     """One experiment of the tracking server."""
 
-    def __init__(self, uri: str, run: str) -> None:
+    def __init__(self, uri: str, run: str, _directory: Path) -> None:
+        for variable, value in _SETTINGS.items():
+            os.environ.setdefault(variable, value)
         from mlflow import MlflowClient
 
         self._client = MlflowClient(tracking_uri=uri)
@@ -79,12 +81,6 @@ class _Client:
         self._known.add(tracked.attempt)
 
 
-def _connect(uri: str, run: str, directory: Path) -> _Client:
-    for variable, value in _SETTINGS.items():
-        os.environ.setdefault(variable, value)
-    return _Client(uri, run)
-
-
 def _explain(error: Exception, uri: str) -> str:
     text = str(error).strip() or type(error).__name__
     scheme = uri.partition(":")[0].partition("+")[0]
@@ -111,6 +107,6 @@ SPEC = Tracker(
     package="mlflow",
     destination="a server or database, mlflow=http://HOST:5000",
     variable="MLFLOW_TRACKING_URI",
-    connect=_connect,
+    connect=_Client,
     explain=_explain,
 )

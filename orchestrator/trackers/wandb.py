@@ -75,10 +75,6 @@ def _id(attempt: str) -> str:
     return hashlib.sha256(attempt.encode()).hexdigest()[:16]
 
 
-def _explain(error: Exception, destination: str) -> str:
-    return f"{type(error).__name__}: {error}; WANDB_MODE=offline writes files alone"
-
-
 SPEC = Tracker(
     name="wandb",
     title="Weights & Biases",
@@ -87,5 +83,7 @@ SPEC = Tracker(
     variable="WANDB_PROJECT",
     default="nightgrid",
     connect=_Project,
-    explain=_explain,
+    explain=lambda error, _: (
+        f"{type(error).__name__}: {error}; WANDB_MODE=offline writes files alone"
+    ),
 )

@@ -20,7 +20,15 @@ from orchestrator.driver import run
 from orchestrator.driver.options import RunOptions
 from orchestrator.store.store import Store
 from orchestrator.trackers import base
-from orchestrator.trackers.base import TRACKERS, RowLog, TrackedRun, Tracker, close_all, tracked
+from orchestrator.trackers.base import (
+    TRACKERS,
+    Backlog,
+    RowLog,
+    TrackedRun,
+    Tracker,
+    close_all,
+    tracked,
+)
 
 
 @dataclass
@@ -77,6 +85,13 @@ def started(store: Store, tracker: Tracker, **options: float) -> RowLog:
     return log
 
 
+def finished(kept: Kept, directory: Path, rows: list[Measurement]) -> Backlog:
+    done = Backlog(kept.tracker(), "there", "night", directory)
+    done.rows.extend(rows)
+    done.finish()
+    return done
+
+
 def close(log: RowLog, *, hurry: bool = False) -> str:
     return close_all([log], hurry=hurry)[0]
 
@@ -118,7 +133,7 @@ def test_a_row_that_a_tracker_refuses_holds_up_no_other(store: Store, refused: i
 def test_a_tracker_that_refuses_any_row_is_not_asked_about_each(tmp_path: Path) -> None:
     kept = Kept(failures=1000)
     rows = [row(number) for number in range(30)]
-    done = base.write_rows(kept.tracker(), "there", "night", tmp_path, rows)
+    done = finished(kept, tmp_path, rows)
     assert kept.connections == base.MOST_IN_A_ROW and done.written == 0
     assert done.refusals.startswith("30 set aside (")
     assert done.refusals.endswith(
@@ -133,7 +148,7 @@ def test_neighbours_that_are_all_refused_hold_up_no_other(tmp_path, refused) -> 
     """An experiment's rows may have what a tracker refuses, and lie beside each other."""
     rows = [row(number) for number in range(60)]
     kept = Kept(refused=[rows[number].job_id for number in refused])
-    done = base.write_rows(kept.tracker(), "there", "night", tmp_path, rows)
+    done = finished(kept, tmp_path, rows)
     assert set(attempts(kept)) == {each.job_id for each in rows} - {*kept.refused}
     assert done.refusals.startswith(f"{len(refused)} set aside (")
     assert kept.connections < 2 * len(refused)
