@@ -182,7 +182,7 @@ def _script() -> str:
 
 @cache
 def asset(name: str) -> str:
-    """Return the text of a file of the page."""
+    """Return the text of a file of the page, or of the watch page."""
     return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
 
 

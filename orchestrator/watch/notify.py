@@ -19,6 +19,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from html import escape
 from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -39,9 +40,6 @@ from workloads.util import files
 from workloads.util.processes import end_group
 
 if TYPE_CHECKING:
-    from orchestrator.analysis.comparison import RunComparison
-    from orchestrator.analysis.rankings import Ranking
-    from orchestrator.analysis.summary import Summary
     from orchestrator.driver.options import RunOptions
     from orchestrator.driver.run import RunOutcome
 # Slack and Mattermost show the field ``text``; the others are for scripts (``docs/live.md``).
@@ -78,9 +76,8 @@ class Notice:
 
     def values(self) -> dict[str, Any]:
         """Return the JSON object."""
-        summary = self.summary
+        summary, since = self.summary, self.since
         counts = {} if summary is None else {str(s): n for s, n in summary.counts.items()}
-        emulated = summary is not None and any(row.emulated for row in summary.rows)
         return {
             "version": NOTICE_VERSION,
             "text": self.text(),
@@ -90,10 +87,18 @@ class Notice:
             "exit_code": self.exit_code,
             "jobs": sum(counts.values()),
             "counts": counts,
-            "emulated": emulated,
+            "emulated": summary is not None and any(row.emulated for row in summary.rows),
             "wall_s": finite(summary.timeline.wall_s) if summary is not None else None,
             "best": [_best(ranking) for ranking in (summary.rankings if summary else ())],
-            "since": _since(self.since),
+            "since": since
+            and {
+                "run": since.before,
+                "slower": len(since.slower),
+                "faster": len(since.faster),
+                "unchanged": sum(not change.significant for change in since.changes),
+                "broken": len(since.broken),
+                "overall_ratio": finite(since.overall),
+            },
             "host": self.host,
             "rows": self.rows,
             "report": self.report,
@@ -114,7 +119,9 @@ class Notice:
                 lines.append("Emulated cards: no figure is one of a real card.")
         if self.report:
             lines.append(f"Report: {self.report}")
-        return _plain("\n".join(line for line in lines if line))
+        text = "\n".join(line for line in lines if line)
+        # The three characters of Slack's links and mentions.
+        return escape(text, quote=False)
 
 
 _WORDS = {
@@ -124,19 +131,6 @@ _WORDS = {
     Ending.FAILED: "has failed",
     Ending.INTERRUPTED: "was interrupted",
 }
-
-
-def _since(comparison: RunComparison | None) -> dict[str, Any] | None:
-    if comparison is None:
-        return None
-    return {
-        "run": comparison.before,
-        "slower": len(comparison.slower),
-        "faster": len(comparison.faster),
-        "unchanged": sum(not change.significant for change in comparison.changes),
-        "broken": len(comparison.broken),
-        "overall_ratio": finite(comparison.overall),
-    }
 
 
 def _best(ranking: Ranking) -> dict[str, Any]:
@@ -157,11 +151,6 @@ def _best(ranking: Ranking) -> dict[str, Any]:
         "emulated": row.emulated,
         "job_id": row.job_id,
     }
-
-
-def _plain(text: str) -> str:
-    """Escape the three characters of Slack's links and mentions."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 #: Variable with the hook used when no --notify is given.
@@ -195,10 +184,16 @@ class WebHook:
 
     def tell(self, notice: Notice) -> None:
         """POST the notice, with retries if the server is busy or unreachable."""
-        body = json.dumps(notice.values()).encode()
+        request = urllib.request.Request(
+            self.url,
+            data=json.dumps(notice.values()).encode(),
+            headers={"Content-Type": "application/json"},
+            method="POST",
+        )
+        opener = urllib.request.build_opener(_NoRedirect)
         for number in range(1, WEB_TRIES + 1):
             try:
-                self._post(body)
+                opener.open(request, timeout=WEB_TIMEOUT_S).close()
                 return
             except urllib.error.HTTPError as error:
                 error.close()
@@ -209,14 +204,6 @@ class WebHook:
                     reason = getattr(error, "reason", None) or error
                     raise HookFailed(f"it cannot be reached: {_clean(reason)}") from None
             self.sleep(WEB_PAUSE_S * number)
-
-    def _post(self, body: bytes) -> None:
-        request = urllib.request.Request(
-            self.url, data=body, headers={"Content-Type": "application/json"}, method="POST"
-        )
-        opener = urllib.request.build_opener(_NoRedirect)
-        with opener.open(request, timeout=WEB_TIMEOUT_S):
-            pass
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -291,7 +278,12 @@ def hook_of(text: str) -> Hook:
         except (OSError, UnicodeDecodeError) as error:
             raise NightgridError(f"--notify {text}: the file cannot be read: {error}") from error
     if is_address(text):
-        if _is_sound(text):
+        try:
+            parts = urlsplit(text)
+            sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            sound = False
+        if sound and text.isascii() and text.isprintable() and " " not in text:
             return WebHook(text)
         # Do not quote the address, which may hold a secret.
         raise NightgridError(
@@ -309,15 +301,6 @@ def hook_of(text: str) -> Hook:
 def is_address(text: str) -> bool:
     """Return whether a hook is an address, rather than a command or ``@FILE``."""
     return "://" in text.split(" ", 1)[0] and not text.startswith("@")
-
-
-def _is_sound(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
-    return known and url.isascii() and url.isprintable() and " " not in url
 
 
 def concealed(command: str) -> str:

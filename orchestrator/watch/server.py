@@ -12,30 +12,25 @@ import ipaddress
 import json
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.resources import files as package_files
 from itertools import accumulate
 from socketserver import TCPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from orchestrator.analysis.summary import STATES
 from orchestrator.core.status import CardStatus, RunStatus
-from orchestrator.report.html import content_security_policy, environment
+from orchestrator.report.html import asset, content_security_policy, environment
 from orchestrator.store import files as run_files
 from orchestrator.store.store import Store
 from orchestrator.util.format import duration, plural
 from orchestrator.watch.live import flags_text, left_text, shortened, three_digits
 from orchestrator.watch.state import RunFeed
 from workloads.util import files
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 # On loopback, all users of this machine may read, but foreign web pages may not (DNS rebinding):
 # only loopback names are accepted as ``Host``. Beyond, a token is required, then a cookie.
@@ -123,6 +118,8 @@ _NO_TOKEN = (
     "which ends in ?token=...\n"
 )
 _WRONG_HOST = "This server answers only to localhost, 127.0.0.1 and [::1].\n"
+#: What a report is also held to: it may not be framed nor share this origin.
+_FRAMED = "connect-src 'none'; frame-ancestors 'none'; sandbox allow-scripts allow-downloads"
 _REPORT_BYTES = 256 * files.MIB
 
 
@@ -186,16 +183,18 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _page(self, path: str) -> None:
-        if path == "/":
-            self._answer(200, "text/html", self.server.page())
-        elif path == "/watch.css":
-            self._answer(200, "text/css", style())
-        elif path == "/watch.js":
-            self._answer(200, "text/javascript", asset("watch.js"))
-        elif path == "/state":
-            self._answer(200, "application/json", self.server.snapshot())
-        elif path == "/report":
+        server = self.server
+        pages: dict[str, tuple[str, Callable[[], bytes]]] = {
+            "/": ("text/html", server.page),
+            "/watch.css": ("text/css", lambda: (asset("page.css") + asset("watch.css")).encode()),
+            "/watch.js": ("text/javascript", lambda: asset("watch.js").encode()),
+            "/state": ("application/json", server.snapshot),
+        }
+        if path == "/report":
             self._report()
+        elif path in pages:
+            kind, body = pages[path]
+            self._answer(200, kind, body())
         else:
             self._answer(404, "text/plain", b"There is nothing here.\n")
 
@@ -215,7 +214,8 @@ class _Handler(BaseHTTPRequestHandler):
             why = f"This run's {run_files.REPORT} cannot be shown: {error.strerror}.\n"
             self._answer(404, "text/plain", why.encode())
             return
-        self._answer(200, "text/html", body, {"Content-Security-Policy": report_policy()})
+        policy = f"{content_security_policy()}; {_FRAMED}"
+        self._answer(200, "text/html", body, {"Content-Security-Policy": policy})
 
     def _answer(
         self, status: int, kind: str, body: bytes, headers: dict[str, str] | None = None
@@ -233,26 +233,6 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: viewers poll every two seconds, and addresses may hold the token."""
 
 
-@cache
-def report_policy() -> str:
-    """Return the report's security policy; it may not be framed nor share this origin."""
-    more = "connect-src 'none'; frame-ancestors 'none'; sandbox allow-scripts allow-downloads"
-    return f"{content_security_policy()}; {more}"
-
-
-@cache
-def style() -> bytes:
-    """Return the report's style with this page's additions."""
-    report = (package_files("orchestrator.report") / "assets" / "page.css").read_bytes()
-    return report + b"\n" + asset("watch.css")
-
-
-@cache
-def asset(name: str) -> bytes:
-    """A file that comes with this package."""
-    return (package_files(__package__) / "assets" / name).read_bytes()
-
-
 # ---------------------------------------------------------------- the page
 
 #: A live driver writes its status every second.
@@ -266,8 +246,9 @@ def page(state: Mapping[str, Any], status: RunStatus | None) -> bytes:
         servers.setdefault(card.card.rpartition("/")[0], []).append(card)
     names = dict.fromkeys([*map(str, reversed(STATES)), *state["states"]])
     counts = {name: count for name in names if (count := state["states"].get(name))}
+    template = environment().get_template("watch.html.jinja")
     starts = accumulate(counts.values(), initial=0)
-    text = _template().render(
+    text = template.render(
         state=state,
         status=status,
         heard=_heard(state, status),
@@ -282,11 +263,6 @@ def page(state: Mapping[str, Any], status: RunStatus | None) -> bytes:
         shortened=shortened,
     )
     return text.encode()
-
-
-@cache
-def _template() -> Template:
-    return environment().from_string(asset("watch.html.jinja").decode())
 
 
 def _heard(state: Mapping[str, Any], status: RunStatus | None) -> tuple[str, str]:

@@ -11,7 +11,6 @@ import dataclasses
 import itertools
 import json
 import math
-import stat
 import threading
 import time
 from collections import Counter
@@ -33,6 +32,7 @@ from orchestrator.store.reader import read_rows
 from orchestrator.store.store import Store, existing_runs
 from orchestrator.util.format import duration, number, one_line, plural, seconds
 from orchestrator.watch.live import best_text, half_width_text, left_text
+from orchestrator.watch.plan_text import aligned
 from workloads.util.files import SMALL_BYTES
 
 if TYPE_CHECKING:
@@ -83,21 +83,27 @@ class RunFeed:
     def snapshot(self) -> dict[str, Any]:
         """Return the run's state for the page."""
         self._read_status()
-        self._follow_rows()
-        now = self._clock()
-        status, silent_s = self._last, self._silent_s(now)
+        # In a thread: the first of thousands of row files must not delay the status.
+        if self._reader is None or not self._reader.is_alive():
+            self._reader = threading.Thread(target=self._read_rows, daemon=True)
+            self._reader.start()
+        self._reader.join(READING_PATIENCE_S)
+        now, status, silent_s = self._clock(), self._last, 0.0
         if status is not None:
+            silent_s = max(0.0, now - status.at)
+            if self._changed_at is not None:
+                silent_s = self._steady() - self._changed_at
             status = current_status(status, self._store.path)
         self.status = status
-        stale = status is not None and not status.finished and silent_s > STALE_AFTER_S
+        report = self._store.path / run_files.REPORT
         return {
             "run": self._store.run,
             "now": now,
             "silent_s": silent_s,
-            "stale": stale,
+            "stale": status is not None and not status.finished and silent_s > STALE_AFTER_S,
             "sentence": self._sentence(status, silent_s),
             "trouble": [text for text in (self._status_trouble, self._rows_trouble) if text],
-            "reading": self._reader is not None and self._reader.is_alive(),
+            "reading": self._reader.is_alive(),
             "emulated": any(row["emulated"] for row in self._rows)
             or (status is not None and status.emulated),
             "status": None if status is None else _status_values(status),
@@ -108,35 +114,24 @@ class RunFeed:
             # The driver counts this invocation only; rows may be of earlier ones.
             "states": _final_states(self._rows) if status is None else dict(status.counts),
             "damaged": self._damaged,
-            "report": _is_file(self._store.path / run_files.REPORT),
+            "report": report.is_file() and not report.is_symlink(),
         }
 
     def _read_status(self) -> None:
+        self._status_trouble = ""
         try:
             text = disk.read(self._store.path / run_files.STATUS, SMALL_BYTES).decode()
+            if text != self._text:
+                if self._text:
+                    self._changed_at = self._steady()
+                self._text = text
+                self._last = RunStatus.from_json(text)
         except FileNotFoundError:
-            self._status_trouble = ""
             return
         except (OSError, UnicodeDecodeError) as error:
             self._status_trouble = f"status.json cannot be read: {error}"
-            return
-        self._status_trouble = ""
-        if text == self._text:
-            return
-        if self._text:
-            self._changed_at = self._steady()
-        self._text = text
-        try:
-            self._last = RunStatus.from_json(text)
         except ValueError as error:
             self._status_trouble = f"status.json is not understood: {error}"
-
-    def _follow_rows(self) -> None:
-        """Read new rows in a thread; the first of thousands of files must not delay the status."""
-        if self._reader is None or not self._reader.is_alive():
-            self._reader = threading.Thread(target=self._read_rows, daemon=True)
-            self._reader.start()
-        self._reader.join(READING_PATIENCE_S)
 
     def _read_rows(self) -> None:
         try:
@@ -161,13 +156,6 @@ class RunFeed:
         self._labels = {**self._labels, **_labels(rows)}
         self._rows = rows
 
-    def _silent_s(self, now: float) -> float:
-        if self._last is None:
-            return 0.0
-        if self._changed_at is not None:
-            return self._steady() - self._changed_at
-        return max(0.0, now - self._last.at)
-
     def _sentence(self, status: RunStatus | None, silent_s: float) -> str:
         if status is None:
             rows = plural(len(self._rows), "row")
@@ -181,13 +169,6 @@ class RunFeed:
             why = one_line(status.stopping, REASON_LENGTH)
             return stopped_sentence(why, measured, status.total)
         return f"Finished: {status.done:,} of {plural(status.total, 'job')} done in {took}."
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
-        return False
 
 
 def _status_values(status: RunStatus) -> dict[str, Any]:
@@ -287,22 +268,22 @@ def state_of(status: RunStatus) -> str:
 
 def run_entries(results: Path, most: int) -> list[RunEntry]:
     """Return the newest runs, last written first; raise StoreError if there is none."""
-    return [_entry(Store.existing(results, run)) for run in existing_runs(results)[:most]]
-
-
-def _entry(store: Store) -> RunEntry:
-    best, note, succeeded = "", "", None
-    try:
-        summary, _ = read_summary(store, lean=True)
-        succeeded = summary.measured
-        best = "".join(answers(summary)[:1])
-    except StoreError as error:
-        note = str(error).splitlines()[0]
-    status = read_status(store)
-    if status is None:
-        return RunEntry(run=store.run, state="", best=best, note=note)
-    entry = entry_by_status(store.run, status)
-    return replace(entry, succeeded=succeeded, best=best, note=note or entry.note)
+    entries = []
+    for run in existing_runs(results)[:most]:
+        store = Store.existing(results, run)
+        best, note, succeeded = "", "", None
+        try:
+            summary, _ = read_summary(store, lean=True)
+            succeeded = summary.measured
+            best = "".join(answers(summary)[:1])
+        except StoreError as error:
+            note = str(error).splitlines()[0]
+        entry = RunEntry(run=run, state="", best=best, note=note)
+        if (status := read_status(store)) is not None:
+            entry = entry_by_status(run, status)
+            entry = replace(entry, succeeded=succeeded, best=best, note=note or entry.note)
+        entries.append(entry)
+    return entries
 
 
 def entry_by_status(run: str, status: RunStatus) -> RunEntry:
@@ -359,11 +340,10 @@ def entry_lines(entries: Sequence[RunEntry], now: float) -> list[str]:
         heard = "" if entry.at is None else f"{duration(now - entry.at)} ago"
         rows.append((entry.run, entry.state or "?", jobs, left, heard))
         below.append([text for text in (entry.best, entry.note) if text])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    columns = [(heading, texts) for heading, *texts in zip(*rows, strict=True)]
     lines = []
-    for row, texts in zip(rows, below, strict=True):
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        lines += [line.rstrip(), *(f"    {text}" for text in texts)]
+    for line, texts in zip(aligned(columns), below, strict=True):
+        lines += [line, *(f"    {text}" for text in texts)]
     return lines
 
 
