@@ -10,10 +10,10 @@ from html import escape
 from textwrap import wrap
 
 from orchestrator.analysis.effects import Effect, Scaling
-from orchestrator.analysis.hardware import Comparison, DeviceSheet, Share
+from orchestrator.analysis.hardware import Comparison, Share
 from orchestrator.analysis.rankings import Front, interval, latency, throughput
 from orchestrator.analysis.ratio import Ratio
-from orchestrator.analysis.selection import Differences, Setting, described
+from orchestrator.analysis.selection import Differences, described
 from orchestrator.analysis.serving import Point, Served
 from orchestrator.analysis.tables import BATCH, PRECISION, SETTING, Table, uneven
 from orchestrator.core.job import State
@@ -265,8 +265,10 @@ def scaling_figure(scalings: Sequence[Scaling], title: str) -> str:
     return _lines(title, x, y, lines, f'<path class="ideal" d="{ideal}"/>')
 
 
-def roofline_figure(sheet: DeviceSheet, shares: Sequence[Share], title: str) -> str:
-    """Draw decoding steps under a roofline: operations/s against intensity; "" without data."""
+def roofline_figure(shares: Sequence[Share], title: str) -> str:
+    """Draw a card's decoding steps under its roofline: operations/s against intensity; "" without
+    data."""
+    sheet = shares[0].sheet
     slope = sheet.bandwidth_bytes_per_s
     placed = []
     for share in shares:
@@ -293,29 +295,6 @@ def roofline_figure(sheet: DeviceSheet, shares: Sequence[Share], title: str) -> 
     parts.append(f'<path class="roof" d="{roof}"/>')
     parts += [mark(x.at(i), y.at(at), share.row.precision) for share, i, at in placed]
     return svg(title, *parts)
-
-
-def scaling_groups(scalings: Sequence[Scaling]) -> list[list[Scaling]]:
-    """Group scalings by piece of work; each group shares a figure."""
-    groups: dict[Setting, list[Scaling]] = {}
-    for one in scalings:
-        groups.setdefault(one.setting, []).append(one)
-    return list(groups.values())
-
-
-def roofline_groups(shares: Sequence[Share]) -> list[tuple[DeviceSheet, list[Share]]]:
-    """Return the rows of each card, nearest to one of its limits first."""
-    groups: dict[str, list[Share]] = {}
-    for share in shares:
-        groups.setdefault(share.sheet.device, []).append(share)
-    return [
-        (group[0].sheet, sorted(group, key=nearness, reverse=True)) for group in groups.values()
-    ]
-
-
-def nearness(share: Share) -> float:
-    """Return the larger share of the card's limits."""
-    return max(share.bandwidth or 0.0, share.compute or 0.0)
 
 
 # ---------------------------------------------------------------- bars

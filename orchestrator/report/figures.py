@@ -15,18 +15,18 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
-from orchestrator.analysis.selection import Setting, described, stated_parameters
+from orchestrator.analysis.selection import described, stated_parameters
 from orchestrator.analysis.summary import Summary
 from orchestrator.core.errors import ExtraMissing, StoreError
 from orchestrator.report import charts
 from orchestrator.report.html import asset
 from orchestrator.report.interactive import cards_figure, prompt_points, prompts_figure
+from orchestrator.report.sections import sections
 from orchestrator.util import format as units
 from orchestrator.util.format import visible
 
 #: Most pictures of one kind; a large grid has hundreds of tables, and the CSV has all.
 MOST_PICTURES = 24
-MOST_EFFECTS = 60
 #: Kinds of which there is one picture, without a number in its name.
 _SINGLE = ("prompts", "techniques", "cards")
 MARGIN = 18
@@ -66,10 +66,12 @@ def write_pictures(summary: Summary, directory: Path) -> tuple[list[Path], int]:
     except ImportError as error:
         raise ExtraMissing("typst", wanted_for="PNG and PDF figures") from error
     pictures, left_out = pictures_of(summary)
+    flags = [f"{b.name.lower()} in {b.count} of {b.of} rows" for b in summary.banners]
+    note = f"Beware: {', '.join(flags)}" if flags else ""
     fonts = typst.Fonts()
     paths = []
     for picture in pictures:
-        drawn = {"svg": standalone(picture, _note(summary)), "title": visible(picture.title)}
+        drawn = {"svg": standalone(picture, note), "title": visible(picture.title)}
         for form in ("png", "pdf"):
             path = directory / f"{picture.name}.{form}"
             data = typst.compile(
@@ -104,36 +106,18 @@ def _drawings(summary: Summary) -> Iterator[tuple[str, str, str, str]]:
         yield "heat-map", title, about, charts.heat_map(table, title, index)
         yield "throughput-against-batch-size", title, about, charts.throughput_curve(table, title)
     for front in summary.fronts:
-        drawing = charts.front_figure(front, front.setting.model, summary.chosen)
-        yield "throughput-against-latency", *_heading(front.setting), drawing
+        setting = front.setting
+        title, about = f"{setting.model} on {setting.where}", described(stated_parameters(setting))
+        drawing = charts.front_figure(front, title, summary.chosen)
+        yield "throughput-against-latency", title, about, drawing
     title, points = f"{summary.run}: each point is one prompt", prompt_points(summary.rows)
     yield "prompts", title, "", prompts_figure(summary.rows, points, title)
-    if summary.effects:
-        effects, title = summary.effects[:MOST_EFFECTS], "What each technique buys"
-        if len(summary.effects) > len(effects):
-            title += f" (the first {len(effects)} of {len(summary.effects)})"
-        yield "techniques", title, "", charts.effects_chart(effects, title)
-    for group in charts.scaling_groups(summary.scalings):
-        title, about = _heading(group[0].setting)
-        yield "scaling", title, about, charts.scaling_figure(group, title)
-    for sheet, shares in charts.roofline_groups(summary.roofline.shares):
-        title = f"Roofline of {sheet.device}"
-        yield "roofline", title, sheet.source, charts.roofline_figure(sheet, shares, title)
-    for one in summary.published:
-        title = f"{one.title}, {units.plural(one.about.cards, 'card')}"
-        yield "published", title, "", charts.published_chart(one, title)
+    for section in sections(summary):
+        for figure in section.figures():
+            yield section.id.partition("-")[0], section.title, figure.caption, figure.drawing
     if lanes := summary.timeline.lanes:
         title = f"{len(lanes)} cards, time assigned {units.percent(summary.timeline.assigned, 3)}"
         yield "cards", title, "", cards_figure(summary.timeline, title, summary.names, index)
-
-
-def _heading(setting: Setting) -> tuple[str, str]:
-    return f"{setting.model} on {setting.where}", described(stated_parameters(setting))
-
-
-def _note(summary: Summary) -> str:
-    flags = [f"{b.name.lower()} in {b.count} of {b.of} rows" for b in summary.banners]
-    return ("Beware: " + ", ".join(flags)) if flags else ""
 
 
 def standalone(picture: Picture, note: str) -> str:

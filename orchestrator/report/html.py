@@ -48,6 +48,7 @@ LIMITS = {
     "OPEN_TABLES": 6,  # further ones are folded
     "LISTED": 12,  # further winners and causes are folded
     "OPEN_FRONTS": 12,  # further ones are not drawn
+    "MOST_FIGURES": 6,  # of a section; `--figures` writes all
     "OPEN_ROWS": 20,  # of a section's table; further ones are folded
     "MOST_LISTED": 300,  # rows of a section's table, and flagged rows of each flag
 }

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from orchestrator.analysis.effects import Scaling
 from orchestrator.analysis.hardware import REFERENCES, Comparison, Line, Share
 from orchestrator.analysis.metrics import PARTS
 from orchestrator.analysis.rankings import HeadToHead
 from orchestrator.analysis.ratio import Ratio
-from orchestrator.analysis.selection import Differences, described
+from orchestrator.analysis.selection import Differences, Setting, described
 from orchestrator.analysis.serving import Point, Served
 from orchestrator.analysis.summary import STATES, Summary
 from orchestrator.analysis.timeline import Lane, Timeline
@@ -18,8 +19,8 @@ from orchestrator.report.blocks import Cell, Figure, Section, Table
 from orchestrator.util import format as units
 from workloads.quality import METRICS
 
-#: Most effects in a figure, figures in a section, and rows of a table on the page.
-MOST_DRAWN, MOST_FIGURES, MOST_ROWS = 16, 6, 300
+#: Most effects in a figure, and rows of a table on the page.
+MOST_DRAWN, MOST_ROWS = 24, 300
 #: Most predicted cells in a terminal.
 MOST_PREDICTED = 12
 
@@ -179,9 +180,11 @@ def _effects(summary: Summary) -> Section:
                 units.times(effect.memory_ratio),
             )
         )
+    drawn = effects[:MOST_DRAWN]
     title = "Throughput, times the baseline's. The table below has the values."
+    cut = f"The first {len(drawn)} of {len(effects)}." if len(drawn) < len(effects) else ""
     return Section(
-        id="effects",
+        id="techniques",
         title="What each technique buys",
         menu="Techniques",
         table=Table(
@@ -194,7 +197,7 @@ def _effects(summary: Summary) -> Section:
         lead="Pairs of rows that differ in exactly one setting, at the same batch size: the "
         "baseline is what the experiment has by default. Right of the middle is faster; a bar that "
         "crosses the middle is tied with the baseline.",
-        figures=lambda: [Figure(drawing=charts.effects_chart(effects[:MOST_DRAWN], title))],
+        figures=lambda: [Figure(drawing=charts.effects_chart(drawn, title), caption=cut)],
     )
 
 
@@ -465,10 +468,12 @@ def _scaling(summary: Summary) -> Section:
             for step in one.steps[1:]
         ]
     apart = Differences.among([one.setting for one in summary.scalings])
+    groups: dict[Setting, list[Scaling]] = {}
+    for one in summary.scalings:
+        groups.setdefault(one.setting, []).append(one)
 
     def figures() -> Iterator[Figure]:
-        for group in charts.scaling_groups(summary.scalings)[:MOST_FIGURES]:
-            setting = group[0].setting
+        for setting, group in groups.items():
             name = " · ".join(filter(None, (setting.model, described(apart.of(setting)))))
             title = f"Efficiency against cards, {name}. The table below has the values."
             yield Figure(
@@ -491,19 +496,27 @@ def _scaling(summary: Summary) -> Section:
 
 def _roofline(summary: Summary) -> Section:
     roofline = summary.roofline
-    groups = charts.roofline_groups(roofline.shares)
-    near = sorted(roofline.shares, key=charts.nearness, reverse=True)
+    # Nearest to one of its card's limits first.
+    near = sorted(
+        roofline.shares,
+        key=lambda share: max(share.bandwidth or 0.0, share.compute or 0.0),
+        reverse=True,
+    )
+    groups: dict[str, list[Share]] = {}
+    for share in near:
+        groups.setdefault(share.sheet.device, []).append(share)
     emulated = roofline.emulated
     note = f"None for {units.plural(emulated, 'row')} of emulated cards." if emulated else ""
     if roofline.unknown:
         note = f"{note} No data sheet for {units.listed(list(roofline.unknown))}.".strip()
 
     def figures() -> Iterator[Figure]:
-        for sheet, shares in groups[:MOST_FIGURES]:
-            title = f"Roofline of {sheet.device}. The table below has the shares."
-            caption = "Each mark: the decoding steps of one setting. The line: the limit of"
-            drawing = charts.roofline_figure(sheet, shares, title)
-            yield Figure(drawing=drawing, caption=f"{caption} {sheet.device}.")
+        for device, shares in groups.items():
+            title = f"Roofline of {device}. The table below has the shares."
+            caption = (
+                f"Each mark: the decoding steps of one setting. The line: the limit of {device}."
+            )
+            yield Figure(drawing=charts.roofline_figure(shares, title), caption=caption)
 
     return Section(
         id="roofline",
@@ -521,7 +534,8 @@ def _roofline(summary: Summary) -> Section:
         "time to the first token.",
         figures=figures,
         remarks=tuple(
-            f"Data sheet of {sheet.device}: {sheet.limits}. {sheet.source}" for sheet, _ in groups
+            f"Data sheet of {device}: {shares[0].sheet.limits}. {shares[0].sheet.source}"
+            for device, shares in groups.items()
         ),
     )
 
@@ -542,7 +556,7 @@ def _published(summary: Summary) -> Section:
     others = [one for one in summary.published if not one.measured]
 
     def figures() -> Iterator[Figure]:
-        for one in measured[:MOST_FIGURES]:
+        for one in measured:
             title = f"{one.title}. The table below has the values."
             yield Figure(drawing=charts.published_chart(one, title), caption=one.title)
 

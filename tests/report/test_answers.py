@@ -171,7 +171,7 @@ def test_when_nothing_was_measured_failures_come_first(reason: str) -> None:
     assert told == "Nothing was measured. 2 of 2 jobs FAILED: no driver"
     page = render(summary, night.rows)
     assert page.index('id="causes"') < page.index('id="run"') and page.count('id="causes"') == 1
-    for name in ("best", "prompts", "head-1", "fronts", "effects", "training"):
+    for name in ("best", "prompts", "head-1", "fronts", "techniques", "training"):
         assert f'id="{name}"' not in page
     assert printed(summary).rstrip().endswith(told)
 

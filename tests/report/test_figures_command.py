@@ -45,12 +45,15 @@ def test_every_figure_has_a_picture_and_its_data(
     directory = tmp_path / "figures"
     printed = nightgrid("report", "real", "--results", results, "--figures", directory)
     kinds = {"heat-map", "throughput-against-batch-size", "throughput-against-latency", "prompts",
-             "techniques", "scaling", "roofline", "published", "cards"}  # fmt: skip
-    kinds.discard("techniques")  # one precision and no technique: nothing to compare
+             "scaling", "roofline", "cards"}  # fmt: skip
     pictures = {path.stem.rstrip("0123456789").rstrip("-") for path in directory.glob("*.png")}
     assert pictures == kinds
     tables = {path.stem for path in directory.glob("*.csv")}
-    assert tables == kinds - {"heat-map"} | {"best-settings", "precision-by-batch-size"}
+    assert tables == kinds - {"heat-map"} | {
+        "best-settings",
+        "precision-by-batch-size",
+        "published",
+    }
     for path in directory.glob("*.png"):
         data = path.read_bytes()
         assert data.startswith(PNG) and len(data) > 5000, path.name
@@ -77,8 +80,7 @@ def test_pictures_hold_the_pages_drawings_in_literal_colours() -> None:
     page = render(summary, rows)
     for picture in pictures_of(summary)[0]:
         inner = picture.drawing.partition("</title>")[2]
-        of_nothing_here = picture.name.startswith("published")
-        assert (inner in page) != of_nothing_here, picture.name
+        assert inner in page, picture.name
         alone = standalone(picture, "Beware: emulated cards")
         assert inner.removesuffix("</svg>") in alone and "Beware: emulated cards" in alone
         assert "var(" not in alone and "#1047a9" in alone
