@@ -6,23 +6,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Style = Literal["", "bold", "quiet", "warning", "bad", "good", "name"]
+Style = Literal["", "bold", "quiet", "warning", "bad", "good", "name", "heading", "log"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line of text."""
+    """A line of text, the heading of what follows, or the end of a log."""
 
     text: str
     style: Style = ""
     whole: bool = False  # not wrapped in a terminal, so that it can be copied
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heading:
-    """The title of what follows."""
-
-    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +52,6 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Log:
-    """The last lines of a log."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Many:
     """Entries of blocks; a terminal shows only the first ``most``."""
 
@@ -75,7 +61,7 @@ class Many:
     rest: str = "the page has all of them"
 
 
-Block: TypeAlias = Line | Heading | Table | Facts | Log | Many
+Block: TypeAlias = Line | Table | Facts | Many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

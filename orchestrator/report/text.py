@@ -24,18 +24,7 @@ from orchestrator.core.job import State
 from orchestrator.core.labels import Label, labels_of
 from orchestrator.core.measurement import Prediction
 from orchestrator.report import wording
-from orchestrator.report.blocks import (
-    Block,
-    Cell,
-    Facts,
-    Heading,
-    Line,
-    Log,
-    Many,
-    Section,
-    Style,
-    Table,
-)
+from orchestrator.report.blocks import Block, Cell, Facts, Line, Many, Section, Style, Table
 from orchestrator.report.sections import cards_table, predicted, questions_section, sections
 from orchestrator.util import format as units
 from orchestrator.util.format import markdown, one_line, tail, visible
@@ -53,6 +42,8 @@ _STYLES: Mapping[Style, str] = {
     "bad": "bold red",
     "good": "green",
     "name": "cyan",
+    "heading": "bold",
+    "log": "",
 }
 
 
@@ -128,7 +119,7 @@ def _tables(summary: Summary) -> Iterator[Block]:
 
 
 def _matrix(table: CellTable) -> Iterator[Block]:
-    yield Heading(text=table.title)
+    yield Line(text=table.title, style="heading")
     if table.about:
         yield Line(text=described(table.about), style="quiet")
     unit, span = f"{table.unit}, " if table.unit else "", wording.scopes(table)
@@ -160,7 +151,7 @@ def _legend(summary: Summary) -> str:
 
 
 def _section(section: Section) -> Iterator[Block]:
-    yield Heading(text=section.title)
+    yield Line(text=section.title, style="heading")
     if section.table.rows:
         yield section.table
     if section.note:
@@ -169,7 +160,7 @@ def _section(section: Section) -> Iterator[Block]:
 
 def _flagged(summary: Summary) -> Iterator[Block]:
     if summary.raised:
-        yield Heading(text="Flagged rows")
+        yield Line(text="Flagged rows", style="heading")
     for flagged in summary.flagged:
         title, about = f"{len(flagged.rows):,} × {flagged.flag.name}", flagged.flag.description
         yield Facts(title=title, about=f"{about} {flagged.says}")
@@ -185,7 +176,7 @@ def _flagged(summary: Summary) -> Iterator[Block]:
 
 def _causes(summary: Summary) -> Iterator[Block]:
     if summary.causes:
-        yield Heading(text="What did not run, and why")
+        yield Line(text="What did not run, and why", style="heading")
         entries = tuple(tuple(_cause(cause, summary)) for cause in summary.causes)
         yield Many(entries=entries, noun="cause")
 
@@ -196,14 +187,14 @@ def _cause(cause: Cause, summary: Summary) -> Iterator[Block]:
     names = one_line(units.listed([summary.label(row) for row in cause.rows], 3))
     yield Facts(title=f"{len(cause.rows):,} × {cause.state}{of_class}: {reason}", about=names)
     if cause.example.failure_tail:
-        yield Log(text=cause.example.failure_tail)
+        yield Line(text=cause.example.failure_tail, style="log")
     if cause.example.log:
         yield Line(text=f"  log: {one_line(cause.example.log, 200)}", style="quiet")
 
 
 def _retried(summary: Summary) -> Iterator[Block]:
     if summary.retried:
-        yield Heading(text="Jobs that needed more than one attempt")
+        yield Line(text="Jobs that needed more than one attempt", style="heading")
         lines = (
             f"  {summary.label(attempts[0])}: {' → '.join(str(row.state) for row in attempts)}"
             for attempts in summary.retried
@@ -215,7 +206,7 @@ def _cards(summary: Summary) -> Iterator[Block]:
     timeline = summary.timeline
     if count := len(timeline.lanes):
         share, wall = units.percent(timeline.assigned, 3), units.seconds(timeline.wall_s)
-        yield Heading(text=f"Cards: {count}, time assigned {share} of {wall}")
+        yield Line(text=f"Cards: {count}, time assigned {share} of {wall}", style="heading")
         yield cards_table(timeline, by_card=count <= MOST_CARDS)
 
 
@@ -229,7 +220,7 @@ def _provenance(summary: Summary) -> Iterator[Block]:
         if one.started_at is not None:
             span = f"{units.moment(one.started_at)} to {units.moment(one.ended_at)}"
             pairs.append(("measured", f"{span}, {units.plural(one.rows, 'row')}"))
-    yield Heading(text="Made with")
+    yield Line(text="Made with", style="heading")
     yield Facts(pairs=tuple(pairs))
 
 
@@ -242,7 +233,7 @@ def _rankings(summary: Summary) -> Iterator[Block]:
         title = f"{ranking.setting.model} · {ranking.setting.where}"
         about, pairs = described(apart.of(ranking.setting)), tuple(_best(ranking, summary))
         entries.append((Facts(title=title, about=about, pairs=pairs),))
-    yield Heading(text="Best setting for each model and device")
+    yield Line(text="Best setting for each model and device", style="heading")
     yield Many(entries=tuple(entries), noun="ranking")
 
 
@@ -385,12 +376,14 @@ def _print(console: Console, blocks: Iterable[Block]) -> None:
     # Text objects, not markup: names and reasons may hold square brackets.
     for block in blocks:
         match block:
+            case Line(style="log"):
+                for line in tail(block.text, 800).splitlines()[-6:]:
+                    console.print(Text(visible(f"  | {line}")))
             case Line():
+                if block.style == "heading":
+                    console.print()
                 style = _STYLES[block.style]
                 console.print(Text(visible(block.text), style=style), soft_wrap=block.whole)
-            case Heading():
-                console.print()
-                console.print(Text(visible(block.text), style="bold"))
             case Facts():
                 if block.title:
                     console.print()
@@ -399,9 +392,6 @@ def _print(console: Console, blocks: Iterable[Block]) -> None:
                     console.print(Text(visible(f"  {block.about}"), style="dim"))
                 for name, value in block.pairs:
                     console.print(Text(visible(f"  {name:<20} {value}")))
-            case Log():
-                for line in tail(block.text, 800).splitlines()[-6:]:
-                    console.print(Text(visible(f"  | {line}")))
             case Table():
                 _print_table(console, block)
             case Many():
@@ -494,20 +484,20 @@ def _print_cut(console: Console, left_out: int, noun: str, rest: str) -> None:
 
 def _as_markdown(block: Block) -> str:
     match block:
+        case Line(style="log"):
+            # Indented code has no closing mark that hostile text could write.
+            return "\n".join(f"      {line}" for line in tail(block.text, 1500).splitlines())
         case Line():
+            if block.style == "heading":
+                return f"## {markdown(block.text)}"
             if block.text.startswith("! "):
                 return f"> {markdown(block.text[2:])}"
             return _bold(markdown(block.text), block.style == "bold")
-        case Heading():
-            return f"## {markdown(block.text)}"
         case Facts():
             about = markdown(block.about)
             title = [f"**{markdown(block.title)}** {about}".rstrip()] if block.title else []
             pairs = [f"- {markdown(name)}: {markdown(value)}" for name, value in block.pairs]
             return "\n".join([*title, *([""] if title and pairs else []), *pairs])
-        case Log():
-            # Indented code has no closing mark that hostile text could write.
-            return "\n".join(f"      {line}" for line in tail(block.text, 1500).splitlines())
         case Table():
             rows = [[_markdown_cell(cell, block) for cell in row] for row in block.rows]
             columns = range(len(block.head))
