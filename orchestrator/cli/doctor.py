@@ -113,12 +113,10 @@ def run(args: argparse.Namespace) -> int:
     if not args.emulate and is_job_address(args.address):
         return _from_afar(args)
     facts, of_files = _examine(args)
-    findings = [
-        *checks.judge(facts),
-        *of_files,
-        *slow_card_findings(args.results),
-        *load_findings(),
-    ]
+    findings = [*checks.judge(facts), *of_files, *slow_card_findings(args.results)]
+    if problem := load_problem():
+        remedy = "measure on it when they have ended, or look at the flags of its rows"
+        findings.append(Finding("load", problem, remedy, Level.NOTE, where="here"))
     shared.print_answer(
         args,
         checks.as_json(facts, findings),
@@ -126,13 +124,6 @@ def run(args: argparse.Namespace) -> int:
         *checks.finding_lines(findings),
     )
     return checks.exit_code(findings)
-
-
-def load_findings() -> list[Finding]:
-    """A note if other programs compute on this host."""
-    problem = load_problem()
-    remedy = "measure on it when they have ended, or look at the flags of its rows"
-    return [Finding("load", problem, remedy, Level.NOTE, where="here")] if problem else []
 
 
 def slow_card_findings(results: Path) -> list[Finding]:
@@ -217,15 +208,11 @@ def _examine(args: argparse.Namespace) -> tuple[ClusterFacts, list[Finding]]:
 
 
 def _from_afar(args: argparse.Namespace) -> int:
-    command = ["doctor", "--json", "--timeout", str(args.timeout_s)]
-    if args.shared:
-        command += ["--shared", args.shared]
-    for package in args.packages or ():
-        command += ["--import", package]
-    for engine in _engines(args):
-        command += ["--engine", engine]
-    if args.expected_nodes:
-        command += ["--nodes", str(args.expected_nodes)]
+    command = ["doctor", "--json", f"--timeout={args.timeout_s}"]
+    command += [f"--shared={args.shared}"] if args.shared else []
+    command += [f"--import={package}" for package in args.packages or ()]
+    command += [f"--engine={engine}" for engine in _engines(args)]
+    command += [f"--nodes={args.expected_nodes}"] if args.expected_nodes else []
     server = JobServer(args.address)
     answered = server.json_in(server.ask(command, timeout_s=args.timeout_s + 60, may_fail=True))
     findings = [checks.finding_of(finding) for finding in answered["findings"]]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -24,12 +26,12 @@ from orchestrator.grid.parser import grid_of_values
 from orchestrator.planning.verification import Verified, verification_grid, verified
 from orchestrator.report.run_report import read_summary, write_aside
 from orchestrator.util import output
+from orchestrator.util.format import plural, size
 from workloads.base import BadConfiguration
 from workloads.data import storage
 from workloads.data.datasets import Reading, load_examples
 from workloads.data.lengths import Description as DatasetDescription
 from workloads.data.lengths import (
-    Distribution,
     describe,
     read_directory,
     sample_by_length,
@@ -37,7 +39,7 @@ from workloads.data.lengths import (
     write_synthetic,
 )
 from workloads.data.records import ADVERTISEGEN_FILES
-from workloads.data.shapes import Example, write_json_lines
+from workloads.data.shapes import write_json_lines
 from workloads.inspection.checkpoints import protected_files
 from workloads.models import encryption
 from workloads.models.chatglm3.conversion import convert
@@ -90,10 +92,16 @@ def print_description(description: Description, console: Console) -> None:
     for line in draw_text(picture_of(description)):
         console.print(line, markup=False, no_wrap=True, overflow="ignore", crop=False)
     console.print()
-    _print_layers(description, console)
-    _print_memory(description, console)
-    _print_adapters(description, console)
-    _print_prompt(description, console)
+    _print_tables(description, console)
+    prompt = description.prompt
+    console.print("Prompt", style="italic")
+    lines = {"layout": prompt.layout}
+    if prompt.ids:
+        lines |= {"example": prompt.example, "tokens": " ".join(prompt.tokens)}
+        lines["ids"] = " ".join(map(str, prompt.ids))
+    for name, text in {**lines, "note": prompt.note}.items():
+        if text:
+            console.print(f"  {name:8} {text}", markup=False)
 
 
 def _print_table(
@@ -111,69 +119,38 @@ def _print_table(
     console.print(table)
 
 
-def _print_layers(description: Description, console: Console) -> None:
+def _print_tables(description: Description, console: Console) -> None:
+    whole = max(description.parameters, 1)
     rows = (
         (
             tensor.name,
             " × ".join(f"{side:,}" for side in tensor.shape),
             f"{tensor.count}" if tensor.count > 1 else "",
             f"{tensor.parameters:,}",
-            f"{tensor.parameters / max(description.parameters, 1):.1%}",
+            f"{tensor.parameters / whole:.1%}",
         )
         for tensor in description.tensors
     )
     numbers = ("layers", "parameters", "share")
     _print_table(console, "Layers", ("parameter", "shape"), numbers, rows)
-
-
-def _print_memory(description: Description, console: Console) -> None:
-    rows = []
+    sizes = []
     for memory in description.memory:
         cache = memory.cache_bytes_per_token
         cells = ["?", "?"] if cache is None else [f"{cache:,} B", size(cache * 2048 * 8)]
-        rows.append((memory.precision, size(memory.weight_bytes), *cells))
+        sizes.append((memory.precision, size(memory.weight_bytes), *cells))
     numbers = ("weights", "key-value cache per token", "for 2048 tokens × batch 8")
-    _print_table(console, "Memory", ("precision",), numbers, rows)
+    _print_table(console, "Memory", ("precision",), numbers, sizes)
     console.print(
         "int8, int4: linear layers' matrices at 1 and ½ byte (int4 with a bf16 scale per 64); "
         "embeddings, norms, output layer and cache stay bf16. Activations come on top.\n",
         style="dim",
     )
-
-
-def _print_adapters(description: Description, console: Console) -> None:
-    rows = (
-        (
-            ", ".join(adapter.targets),
-            str(adapter.rank),
-            f"{adapter.parameters:,}",
-            f"{adapter.parameters / max(description.parameters, 1):.3%}",
-        )
-        for adapter in description.adapters
+    adapters = (
+        (", ".join(a.targets), f"{a.rank}", f"{a.parameters:,}", f"{a.parameters / whole:.3%}")
+        for a in description.adapters
     )
     numbers = ("rank", "trainable", "of the model")
-    _print_table(console, "Fine-tuning adapters", ("LoRA on",), numbers, rows)
-
-
-def _print_prompt(description: Description, console: Console) -> None:
-    prompt = description.prompt
-    console.print("Prompt", style="italic")
-    lines = {"layout": prompt.layout}
-    if prompt.ids:
-        lines |= {"example": prompt.example, "tokens": " ".join(prompt.tokens)}
-        lines["ids"] = " ".join(map(str, prompt.ids))
-    if prompt.note:
-        lines["note"] = prompt.note
-    for name, text in lines.items():
-        console.print(f"  {name:8} {text}", markup=False)
-
-
-def size(count: int) -> str:
-    """Bytes in the unit that reads best, decimal."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.2f} {unit}"
-    return f"{count} B"
+    _print_table(console, "Fine-tuning adapters", ("LoRA on",), numbers, adapters)
 
 
 CONVERT_EPILOG = """\
@@ -193,8 +170,13 @@ def _add_convert_arguments(parser: argparse.ArgumentParser) -> None:
 def run_convert(args: argparse.Namespace) -> int:
     """Convert, showing progress, and say what was written."""
     begin = time.perf_counter()
-    progress = _progress_printer()
-    converted = convert(args.source, args.destination, force=args.force, progress=progress)
+    with Progress(console=output.console(sys.stderr)) as bar:
+        task = bar.add_task("converting", total=None)
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        converted = convert(args.source, args.destination, force=args.force, progress=show)
     seconds = time.perf_counter() - begin
     extra = ["config.json", "generation_config.json"]
     extra += ["tokenizer.json", "tokenizer_config.json"] if converted.tokenizer else []
@@ -212,25 +194,6 @@ def run_convert(args: argparse.Namespace) -> int:
         f"took {seconds:.1f} s; run it with  model: {converted.path}",
         default=str,
     )
-
-
-def _progress_printer() -> Callable[[int, int], None]:
-    """A bar that rewrites itself in a terminal; a line every tenth elsewhere."""
-    live = sys.stderr.isatty()
-    shown = -1
-
-    def show(done: int, total: int) -> None:
-        nonlocal shown
-        percent = 100 * done // max(total, 1)
-        step = percent if live else percent // 10 * 10
-        if step == shown:
-            return
-        shown = step
-        text = f"converting {step:3d} %  {size(done)} of {size(total)}"
-        start, end = ("\r", "\n" if done == total else "") if live else ("", "\n")
-        output.emit(f"{start}{text}{end}", sys.stderr)
-
-    return show
 
 
 PROTECT_EPILOG = """\
@@ -283,7 +246,6 @@ def run_protect(args: argparse.Namespace) -> int:
     )
 
 
-T = TypeVar("T")
 _BAR_WIDTH = 40
 #: A hundred times AdvertiseGen's: gigabytes, and minutes.
 MOST_EXAMPLES = 10_000_000
@@ -341,29 +303,22 @@ def run_dataset(args: argparse.Namespace) -> int:
     """Carry the command out; see ``_add_dataset_arguments``."""
     if args.kind == "synthetic":
         return _synthetic(args)
-    if args.kind == "probe":
-        return _probe(args)
-    if args.kind == "advertisegen":
-        name = str(args.directory)
-        return _lengths(args, "directory", name, lambda: read_directory(args.directory))
-    reading = Reading(
-        columns=args.columns, split=args.split, revision=args.revision, subset=args.subset
-    )
-    name = args.dataset
-    return _lengths(args, "dataset", name, lambda: {name: load_examples(name, reading)})
+    return _probe(args) if args.kind == "probe" else _lengths(args)
 
 
-def _lengths(
-    args: argparse.Namespace,
-    kind: str,
-    name: str,
-    read: Callable[[], dict[str, list[Example]]],
-) -> int:
+def _lengths(args: argparse.Namespace) -> int:
     out = args.tiny / "tiny.json" if args.tiny and args.tiny.is_dir() else args.tiny
     if out is not None:
         _refuse_overwriting([out], args.force)
-    files = read()
-
+    if args.kind == "advertisegen":
+        kind, name = "directory", str(args.directory)
+        files = read_directory(args.directory)
+    else:
+        kind, name = "dataset", args.dataset
+        reading = Reading(
+            columns=args.columns, split=args.split, revision=args.revision, subset=args.subset
+        )
+        files = {name: load_examples(name, reading)}
     source = open_model(args.tokenizer)
     if source.entry.kind != "embedded":
         refuse_odd({}, Path(source.path))
@@ -372,15 +327,15 @@ def _lengths(
     lengths = token_lengths(examples, tokenizer)
     description = describe(files, lengths)
     written = None
-    if out is not None:
-        sample = sample_by_length(examples, lengths, args.count)
-        _writing(out, lambda: write_json_lines(out, sample))
-        written = len(sample)
-    report = asdict(description) | {kind: name, "tokenizer": args.tokenizer}
-    report |= {"tiny": str(out) if out else None, "tiny_count": written}
     text = _text(name, args.tokenizer, description)
     if out is not None:
+        sample = sample_by_length(examples, lengths, args.count)
+        with _writing(out):
+            write_json_lines(out, sample)
+        written = len(sample)
         text += f"\n\n{written} examples at equal distance in total length -> {out}"
+    report = asdict(description) | {kind: name, "tokenizer": args.tokenizer}
+    report |= {"tiny": str(out) if out else None, "tiny_count": written}
     return shared.print_answer(args, report, text, indent=2, ensure_ascii=False)
 
 
@@ -388,7 +343,8 @@ def _synthetic(args: argparse.Namespace) -> int:
     if args.count < 2:
         raise NightgridError("--count must be at least 2: one example for each file")
     _refuse_overwriting([args.directory / name for name in ADVERTISEGEN_FILES], args.force)
-    counts = _writing(args.directory, lambda: write_synthetic(args.directory, args.count))
+    with _writing(args.directory):
+        counts = write_synthetic(args.directory, args.count)
     listed = ", ".join(f"{name}: {count:,}" for name, count in counts.items())
     return shared.print_answer(
         args,
@@ -398,11 +354,9 @@ def _synthetic(args: argparse.Namespace) -> int:
 
 
 def _probe(args: argparse.Namespace) -> int:
-    def probe() -> storage.StorageSpeed:
-        large, small = storage.LARGE_BYTES, storage.SMALL_FILES
-        return storage.measure(args.directory, large_bytes=large, small_files=small)
-
-    speed = _writing(args.directory, probe)
+    large, small = storage.LARGE_BYTES, storage.SMALL_FILES
+    with _writing(args.directory):
+        speed = storage.measure(args.directory, large_bytes=large, small_files=small)
     rates = (
         ("one large file, read", f"{speed.read_bytes_per_s / 1e6:,.0f} MB/s"),
         ("one large file, written", f"{speed.write_bytes_per_s / 1e6:,.0f} MB/s"),
@@ -429,10 +383,11 @@ def _refuse_overwriting(paths: list[Path], force: bool) -> None:
         raise NightgridError(f"{', '.join(there)}: exists already; --force overwrites")
 
 
-def _writing(path: Path, act: Callable[[], T]) -> T:
-    """Call ``act``, turning errors of the file system into one for the user."""
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn errors of the file system into one for the user."""
     try:
-        return act()
+        yield
     except OSError as error:
         raise NightgridError(f"cannot write {path}: {error.strerror or error}") from error
 
@@ -441,7 +396,7 @@ def _text(name: str, tokenizer: str, description: DatasetDescription) -> str:
     total = sum(description.counts.values())
     counts = ", ".join(f"{name} {count:,}" for name, count in description.counts.items())
     by_file = f" ({counts})" if len(description.counts) > 1 else ""
-    lines = [f"{name}: {total:,} example{'s' * (total != 1)}{by_file}"]
+    lines = [f"{name}: {plural(total, 'example')}{by_file}"]
     if description.synthetic:
         lines.append("SYNTHETIC: these texts were made up by a program")
     lines.append(f"length in tokens of {tokenizer}, without the prompt layout")
@@ -452,18 +407,13 @@ def _text(name: str, tokenizer: str, description: DatasetDescription) -> str:
         values = [*lengths.percentiles.values(), lengths.mean]
         lines.append(f"{part:8}" + "".join(f"{value:9.1f}" for value in values))
     for part, lengths in parts.items():
-        lines += ["", f"{part} length", *_histogram(lengths)]
+        lines += ["", f"{part} length"]
+        most = max(bin.count for bin in lengths.bins)
+        digits = len(str(lengths.bins[-1].high))
+        for bin in lengths.bins:
+            bar = "█" * -(-bin.count * _BAR_WIDTH // most)
+            lines.append(f"  {bin.low:{digits}d}–{bin.high - 1:<{digits}d} {bin.count:>9,} {bar}")
     return "\n".join(lines)
-
-
-def _histogram(lengths: Distribution) -> list[str]:
-    most = max(bin.count for bin in lengths.bins)
-    digits = len(str(lengths.bins[-1].high))
-    return [
-        f"  {b.low:{digits}d}–{b.high - 1:<{digits}d} {b.count:>9,} "
-        f"{'█' * -(-b.count * _BAR_WIDTH // most)}"
-        for b in lengths.bins
-    ]
 
 
 VERIFY_EPILOG = """\

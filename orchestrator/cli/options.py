@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from orchestrator.core.deadline import parse_budget, parse_deadline
-from orchestrator.core.errors import StoreError
+from orchestrator.core.errors import OptionError
 from orchestrator.grid import grid_path
 from orchestrator.store.files import (
     default_address,
@@ -121,20 +121,20 @@ def add_results_argument(
     of_a_grid: bool = False,
     or_there: bool = False,
 ) -> None:
-    """Add ``--results DIR``, the place of ``what``. ``of_a_grid``: a grid may name others
-    (``ResultsOption``); ``or_there``: it may be on a cluster's head (``results_here``)."""
+    """Add ``--results DIR``, the place of ``what``, a path. ``of_a_grid``: a grid may name others
+    (``run_options``), ``or_there``: it may be on a cluster's head; both a text (``results_here``).
+    """
     first = "the grid's `results:`, else " if of_a_grid else ""
     last = "; with --address as the run was sent" if or_there else ""
+    is_text = of_a_grid or or_there
     parser.add_argument(
         "--results",
         metavar="DIR",
-        default=None if or_there else default_results_dir(),
+        default=None if is_text else default_results_dir(),
+        type=str if is_text else Path,
         help=f"{what} (default: {first}$NIGHTGRID_RESULTS, else ./results{last})"
         + ("; with s3://BUCKET/PREFIX or gs://… a copy goes there, too" if of_a_grid else ""),
-        **({"action": ResultsOption} if of_a_grid else {"type": str if or_there else Path}),
     )
-    if of_a_grid:
-        parser.set_defaults(results_address=default_address(), results_named=False)
 
 
 def add_place_arguments(parser: argparse.ArgumentParser) -> None:
@@ -163,34 +163,14 @@ def named_run(args: argparse.Namespace) -> str:
 
 
 def results_here(args: argparse.Namespace) -> Path:
-    """Results directory of a command without ``--address``; raises StoreError for ``~`` of an
-    unknown user."""
+    """Directory of the results here, which an object store's address does not change; raises
+    OptionError for ``~`` of an unknown user, or a variable."""
     if not args.results or is_address(args.results):
         return default_results_dir()
     try:
         return directory_of(args.results)
     except ValueError as error:
-        raise StoreError(f"--results {error}") from None
-
-
-class ResultsOption(argparse.Action):
-    """``--results`` with a directory, or an object store's address (as ``results_address``, with
-    rows in the default directory); both override the grid."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        text = str(values)
-        try:
-            namespace.results = default_results_dir() if is_address(text) else directory_of(text)
-        except ValueError as error:
-            raise argparse.ArgumentError(self, str(error)) from None
-        namespace.results_address = text if is_address(text) else ""
-        namespace.results_named = True
+        raise OptionError(f"--results {error}") from None
 
 
 def add_deadline_arguments(parser: argparse.ArgumentParser) -> None:
@@ -235,14 +215,21 @@ whole_number = number(int, 1, inf, "a whole number from 1")
 
 
 def run_options(args: argparse.Namespace, **others: Any) -> RunOptions:
-    """Options of a run: the arguments that have their names, and others."""
+    """Options of a run: the arguments that have their names, and others. ``--results`` is a
+    directory, or an object store's address for a copy; both override the grid."""
     from orchestrator.driver.options import RunOptions
 
     names = [field.name for field in fields(RunOptions) if hasattr(args, field.name)]
     values = {name: getattr(args, name) for name in names if name not in others}
     lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    address = args.results if is_address(args.results or "") else ""
+    place = {
+        "results": results_here(args),
+        "results_address": address if args.results else default_address(),
+        "results_named": bool(args.results),
+    }
     counted = getattr(args, "budget", None) is not None
-    return RunOptions(**{**values, **lists, "budget": counted, **others})
+    return RunOptions(**{**values, **lists, **place, "budget": counted, **others})
 
 
 def add_grid_arguments(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:

@@ -207,30 +207,20 @@ def _add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
 def run_fetch(args: argparse.Namespace) -> int:
     """Bring what is not here yet."""
     if args.address and is_address(args.address):
-        return _from_copy(args)
-    copy = RunCopy(args.address, args.id, args.results, there=args.there, name=args.name)
-    _say_received(args, copy.name, copy.copy())
-    return 0
-
-
-def _from_copy(args: argparse.Namespace) -> int:
-    name, source = args.name or args.id, shown_address(args.address)
-    received = fetch_from(
-        args.address, args.id, lambda run_id: copy_directory(args.results, name, source, run_id)
-    )
-    _say_received(args, name, received)
-    return 0
-
-
-def _say_received(args: argparse.Namespace, name: str, received: list[str]) -> None:
+        name, source = args.name or args.id, shown_address(args.address)
+        received = fetch_from(
+            args.address, args.id, lambda run_id: copy_directory(args.results, name, source, run_id)
+        )
+    else:
+        copy = RunCopy(args.address, args.id, args.results, there=args.there, name=args.name)
+        name, received = copy.name, copy.copy()
     path = args.results / name
     rows = [file for file in received if file.endswith(".parquet")]
     damaged = [file for file in rows if damage_of(Path(file).name, (path / file).read_bytes())]
     report: dict[str, object] = {"run": name, "path": str(path), "received": received}
     report |= {"damaged": damaged, "finished": True}
-    shared.print_answer(
-        args, report, f"{name}: {plural(len(received), 'file')} came, all is in {path}"
-    )
+    text = f"{name}: {plural(len(received), 'file')} came, all is in {path}"
+    return shared.print_answer(args, report, text)
 
 
 LOGS_EPILOG = """\
@@ -284,7 +274,13 @@ def _add_stop_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_stop(args: argparse.Namespace) -> int:
     """Ask the run's driver to end it."""
-    run, count = _request_there(args) if args.address else _request_here(args)
+    if args.address:
+        run, count = _request_there(args)
+    else:
+        store = find_run(args.id, shared.results_here(args))
+        if not is_held(store.path):
+            raise StoreError(f"no driver works on run {store.run!r} in {store.path.parent}")
+        run, count = store.run, request_stop(store.path, at_once=args.now)
     text = f"{run}: asked to stop at once; every job gets its row"
     if count == 1:
         text = (
@@ -292,13 +288,6 @@ def run_stop(args: argparse.Namespace) -> int:
             "stops what runs, too"
         )
     return shared.print_answer(args, {"run": run, "requests": count}, text)
-
-
-def _request_here(args: argparse.Namespace) -> tuple[str, int]:
-    store = find_run(args.id, shared.results_here(args))
-    if not is_held(store.path):
-        raise StoreError(f"no driver works on run {store.run!r} in {store.path.parent}")
-    return store.run, request_stop(store.path, at_once=args.now)
 
 
 def _request_there(args: argparse.Namespace) -> tuple[str, int]:

@@ -29,7 +29,7 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.grid.parser import load_grid
 from orchestrator.on_ray.run_status import RunCopy
 from orchestrator.report import all_runs, exchange, export
-from orchestrator.report.atlas import LARGEST_BYTES, Atlas, atlas_of, from_json, merged, to_json
+from orchestrator.report.atlas import LARGEST_BYTES, atlas_of, from_json, merged, to_json
 from orchestrator.report.figure_data import figure_csv, plain
 from orchestrator.report.figures import write_pictures
 from orchestrator.report.query import Answer, plain_value, query
@@ -521,18 +521,17 @@ def _write_atlas(args: argparse.Namespace) -> dict[str, int]:
     grid = load_grid(args.atlas, check_data=False)
     runs = args.run_names or (existing_runs(args.results) if args.results.is_dir() else ())
     rows = (row for run in runs for row in Store.existing(args.results, run).measurements())
-    atlas = merged(atlas_of(grid.name, grid.jobs(), rows), *map(_bundle, args.merge))
+    bundles = []
+    for path in args.merge:
+        try:
+            text = files.read_text(path, limit_bytes=LARGEST_BYTES)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise StoreError(f"cannot read {path}: {reason}") from error
+        bundles.append(from_json(text, str(path)))
+    atlas = merged(atlas_of(grid.name, grid.jobs(), rows), *bundles)
     write_aside(Path(args.destination), to_json(atlas))
     return atlas.counts()
-
-
-def _bundle(path: Path) -> Atlas:
-    try:
-        text = files.read_text(path, limit_bytes=LARGEST_BYTES)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise StoreError(f"cannot read {path}: {reason}") from error
-    return from_json(text, str(path))
 
 
 COMMANDS = {

@@ -85,7 +85,9 @@ def run_status(args: argparse.Namespace) -> int:
         return _one_there(args) if args.id else _jobs_there(args)
     serve_in_job(args)
     store = find_run(args.id, shared.results_here(args))
-    return shared.print_answer(args, run_json(store), run_lines(store), indent=1)
+    rows, final_rows = str(store.tables_path.resolve()), _final_rows(store)
+    report = _status_json(store.run, rows, final_rows, read_status(store))
+    return shared.print_answer(args, report, run_lines(store), indent=1)
 
 
 def serve_in_job(args: argparse.Namespace) -> None:
@@ -190,15 +192,10 @@ def job_lines(job: JobInfo, *, details: bool) -> str:
     return "\n".join(lines)
 
 
-def run_json(store: Store) -> dict[str, object]:
-    """The fields of ``RunStatus``, or None for all of them where no driver wrote any."""
-    rows = str(store.tables_path.resolve())
-    return _status_json(store.run, rows, final_rows(store), read_status(store))
-
-
 def _status_json(
     run: str, rows: str, final_rows: int, status: RunStatus | None
 ) -> dict[str, object]:
+    """``status``: the fields of ``RunStatus``, None where no driver wrote any."""
     return {
         "run": run,
         "rows": rows,
@@ -208,16 +205,15 @@ def _status_json(
     }
 
 
-def final_rows(store: Store) -> int:
-    """Count the rows that are the last of their job in an invocation."""
-    return sum(1 for row in store.history() if row.final)
+def _final_rows(store: Store) -> int:
+    return sum(row.final for row in store.history())
 
 
 def run_lines(store: Store) -> str:
     """The run's state: its driver's last status, else the number of rows."""
     status = read_status(store)
     if status is None:
-        return f"{store.run}: {final_rows(store)} final rows, no status of a driver"
+        return f"{store.run}: {_final_rows(store)} final rows, no status of a driver"
     results = str(store.path.parent.resolve())
     return status_lines(ServedRun(run=store.run, results=results, status=status))
 

@@ -231,7 +231,9 @@ def measured_again(
     taken = {job_id for item in planned for job_id in item.needs}
     makers = [item.job for item in reusable if item.job.job_id in taken]
     for job, _, (kind, name) in things(makers, "produces"):
-        if saved_by_another(saving_of((kind, name)).saved_by, job, run_ids):
+        run_id, _, job_id = saving_of((kind, name)).saved_by.rpartition("-")
+        others = job_id != job.job_id or (run_ids and run_id not in run_ids)
+        if job_id and others:  # a saving that does not say counts as this job's
             reasons[job.job_id] = f"another job or run has saved its own {kind} {name} since"
     made_by = {
         item.job.job_id
@@ -254,13 +256,6 @@ def measured_again(
         else item
         for item in planned
     ]
-
-
-def saved_by_another(saved_by: str, job: Job, run_ids: Collection[str]) -> bool:
-    """Return whether another job or run saved a thing, by ``Request.saved_by`` ("": unknown, counts
-    as this job); ``run_ids`` are current and former ids of this run (empty: any run)."""
-    run_id, _, job_id = saved_by.rpartition("-")
-    return bool(saved_by) and (job_id != job.job_id or bool(run_ids and run_id not in run_ids))
 
 
 def _blocked(planned: Sequence[PlannedJob]) -> set[str]:

@@ -14,6 +14,7 @@ from orchestrator.core.job import Accelerator, Job, Parameters, Scalar
 from orchestrator.core.topology import Node, legal_card_sets
 from orchestrator.grid.vocabulary import FIELD_NAMES, Vocabulary, explain, shown, suggestion
 from orchestrator.grid.yaml import MAX_PROBLEMS, Document, Path_
+from orchestrator.util.format import plural
 from workloads.base import JobDescription
 from workloads.devices import own_devices
 
@@ -53,7 +54,10 @@ class Rules(Generic[Answer]):
         if answers is None:
             before = len(read)
             self._parameters[number] = job.parameters
-            answers = tuple(self._rule(spec, _description(job, device, read)))
+            own = {name: getattr(job, name) for name in _FIELDS}
+            description = _Description(device=device, parameters=dict(job.parameters), **own)
+            object.__setattr__(description, "read", read)
+            answers = tuple(self._rule(spec, description))
             if len(read) > before:
                 known.clear()  # their keys lack what is read now
                 key = (number, *[getattr(job, name) for name in read])
@@ -72,13 +76,6 @@ class _Description(JobDescription):
             with contextlib.suppress(AttributeError):  # of a copy, for which all was read
                 object.__getattribute__(self, "read")[name] = None
         return object.__getattribute__(self, name)
-
-
-def _description(job: Job, device: str, read: dict[str, None]) -> JobDescription:
-    own = {name: getattr(job, name) for name in _FIELDS}
-    description = _Description(device=device, parameters=dict(job.parameters), **own)
-    object.__setattr__(description, "read", read)
-    return description
 
 
 #: Notes of one kind that are written out; others are counted.
@@ -326,15 +323,9 @@ def card_problems(grid: Grid, nodes: Sequence[Node]) -> list[Problem]:
         of_kind = by_kind.get(kind, [])
         if of_kind and not legal_card_sets(of_kind, kind, count):
             cards = sum(len(node.card_indices) for node in of_kind)
-            there = f"{cards} on {len(of_kind)} node{'s' if len(of_kind) > 1 else ''}"
+            there = f"{cards} on {plural(len(of_kind), 'node')}"
             message = f"no job can have {count} {kind} cards: there are {there}"
-            legal = ", ".join(map(str, legal_counts(of_kind, kind)))
-            hint = f"a job can have {legal} of them"
+            legal = (str(n) for n in range(1, cards + 1) if legal_card_sets(of_kind, kind, n))
+            hint = f"a job can have {', '.join(legal)} of them"
             problems.append(grid.problem(job, "cards", count, message, hint))
     return sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0))
-
-
-def legal_counts(nodes: Sequence[Node], accelerator: Accelerator) -> list[int]:
-    """Numbers of cards that one job can have on these nodes."""
-    total = sum(len(node.card_indices) for node in nodes if node.accelerator is accelerator)
-    return [n for n in range(1, total + 1) if legal_card_sets(nodes, accelerator, n)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -45,15 +45,8 @@ class Axis:
     points: tuple[tuple[Scalar, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """A partial match on any subset of settings: each may have one of several values."""
-
-    allowed: Mapping[str, frozenset[Scalar]]
-
-    def matches(self, settings: Mapping[str, Scalar]) -> bool:
-        """Return whether all of the pattern's settings have a value it names."""
-        return all(settings[name] in values for name, values in self.allowed.items())
+#: A partial match: all of these settings have one of their values.
+Pattern = Mapping[str, frozenset[Scalar]]
 
 
 def looks_like_range(value: object) -> bool:
@@ -87,32 +80,6 @@ def parse_range(text: str) -> range | tuple[int, ...] | Fault:
     return numbers_by_step
 
 
-def product_size(axes: Sequence[Axis]) -> int:
-    """Number of points in the product of axes."""
-    return prod(len(axis.points) for axis in axes)
-
-
-def product(fixed: Mapping[str, Scalar], axes: Sequence[Axis]) -> Iterator[dict[str, Scalar]]:
-    """Every point as a full mapping of settings, the last axis varying fastest."""
-    names = tuple(itertools.chain.from_iterable(axis.names for axis in axes))
-    for combination in itertools.product(*(axis.points for axis in axes)):
-        point = dict(fixed)
-        point.update(zip(names, itertools.chain.from_iterable(combination), strict=True))
-        yield point
-
-
-def without(
-    points: Iterable[dict[str, Scalar]], patterns: Sequence[Pattern], used: list[bool]
-) -> Iterator[dict[str, Scalar]]:
-    """The points that no pattern matches; ``used[i]`` becomes true when pattern i matched one."""
-    for point in points:
-        hits = [index for index, pattern in enumerate(patterns) if pattern.matches(point)]
-        for index in hits:
-            used[index] = True
-        if not hits:
-            yield point
-
-
 STRUCTURE = tuple(ExperimentBlock.model_fields)
 
 #: Checked values of one setting; none where one was complained of.
@@ -139,8 +106,16 @@ class Experiment:
     @property
     def size(self) -> int:
         """Number of jobs it asks for, before ``exclude``."""
-        alone = 0 if self.only_included else product_size(self.axes)
-        return self.replicates * (alone + sum(product_size(axes) for axes in self.include))
+        products = [*self.include] if self.only_included else [self.axes, *self.include]
+        return self.replicates * sum(prod(len(axis.points) for axis in axes) for axes in products)
+
+    def product(self, axes: Sequence[Axis]) -> Iterator[dict[str, Scalar]]:
+        """Every point of axes as a full mapping of settings, the last axis varying fastest."""
+        names = tuple(itertools.chain.from_iterable(axis.names for axis in axes))
+        for combination in itertools.product(*(axis.points for axis in axes)):
+            point = dict(self.fixed)
+            point.update(zip(names, itertools.chain.from_iterable(combination), strict=True))
+            yield point
 
 
 class ExperimentReader:
@@ -415,7 +390,7 @@ class ExperimentReader:
         return points
 
     def _exclude(self) -> list[tuple[Path_, Pattern]]:
-        patterns = []
+        patterns: list[tuple[Path_, Pattern]] = []
         for index, entry in enumerate(self.block.get("exclude", [])):
             if entry is None:
                 continue
@@ -425,14 +400,15 @@ class ExperimentReader:
                 self.findings.complain(path, "an empty pattern would exclude everything", hint)
                 continue
             point = self._point(path, entry)
-            allowed = {name: frozenset(values) for name, values in point.items()}
-            patterns.append((path, Pattern(allowed)))
+            patterns.append((path, {name: frozenset(values) for name, values in point.items()}))
         return patterns
 
 
 _FIELDS = frozenset(FIELD_NAMES)
 #: An engine decides which settings a job has, and a dataset what a revision means.
 _FIXED = _FIELDS - {"engine", "dataset"}
+#: Fields of a job that are taken as they are.
+_JOB_FIELDS = _FIELDS - {"workload", "accelerator"}
 
 
 class Expander:
@@ -497,30 +473,50 @@ class Expander:
                 parameters = known.get(key)
                 if parameters is None:
                     parameters = known[key] = self._workload_parameters(experiment, settings)
-                yield _job(experiment, settings, parameters)
+                fields: dict[str, Any] = {name: settings[name] for name in _JOB_FIELDS}
+                yield Job(
+                    experiment=experiment.name,
+                    workload=experiment.workload,
+                    accelerator=Accelerator(str(settings["accelerator"])),
+                    parameters=parameters,
+                    measure=experiment.measure,
+                    **fields,
+                )
 
     def _products(
         self, experiment: Experiment
     ) -> Iterator[tuple[Sequence[Axis], Iterator[dict[str, Scalar]]]]:
         """The products that an experiment consists of, each to be exhausted before the next."""
-        patterns = [pattern for _, pattern in experiment.exclude]
-        used = [False] * len(patterns)
+        used: set[Path_] = set()
         if not experiment.only_included:
-            points = product(experiment.fixed, experiment.axes)
-            yield experiment.axes, without(points, patterns, used) if patterns else points
-        for (path, pattern), matched in zip(experiment.exclude, used, strict=True):
-            if not matched:
+            yield experiment.axes, self._not_excluded(experiment, used)
+        for path, pattern in experiment.exclude:
+            if path not in used:
                 hint = "" if self.findings.full else self._why_unmatched(experiment, pattern)
                 self.findings.complain(path, "this pattern matches no job", hint)
         for axes in experiment.include:
-            yield axes, product(experiment.fixed, axes)
+            yield axes, experiment.product(axes)
+
+    def _not_excluded(
+        self, experiment: Experiment, used: set[Path_]
+    ) -> Iterator[dict[str, Scalar]]:
+        """The points of the axes that no pattern matches; those that match one go to ``used``."""
+        for point in experiment.product(experiment.axes):
+            hits = {
+                path
+                for path, pattern in experiment.exclude
+                if all(point[name] in values for name, values in pattern.items())
+            }
+            used |= hits
+            if not hits:
+                yield point
 
     def _why_unmatched(self, experiment: Experiment, pattern: Pattern) -> str:
         have: dict[str, list[Scalar]] = {name: [v] for name, v in experiment.fixed.items()}
         for axis in experiment.axes:
             for index, name in enumerate(axis.names):
                 have[name] = list(dict.fromkeys(point[index] for point in axis.points))
-        for name, values in pattern.allowed.items():
+        for name, values in pattern.items():
             if not values & set(have.get(name, [])):
                 listed = ", ".join(map(str, have.get(name, [])[:20]))
                 wanted = ", ".join(sorted(map(str, values)))
@@ -555,15 +551,3 @@ class Expander:
                 parameters["revision"] = commit
         made = tuple(sorted(parameters.items()))
         return self._parameters.setdefault(repr(made), made)
-
-
-def _job(experiment: Experiment, settings: dict[str, Scalar], parameters: Parameters) -> Job:
-    fields: dict[str, Any] = {name: settings[name] for name in FIELD_NAMES if name != "workload"}
-    fields["accelerator"] = Accelerator(fields["accelerator"])
-    return Job(
-        experiment=experiment.name,
-        workload=experiment.workload,
-        parameters=parameters,
-        measure=experiment.measure,
-        **fields,
-    )

@@ -9,7 +9,7 @@ answered from the cells that it is about, measured or predicted.
 
 from __future__ import annotations
 
-import contextlib
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,10 +33,11 @@ COMMON: Mapping[str, bool] = {
 }
 #: Figures of which a card has a known amount, so that a bound may be a share of it.
 OF_CARD = ("peak_memory_bytes",)
-_CONSTRAINT = re.compile(r"\s*(<=|>=)\s*([0-9.]+(?:[eE][-+]?[0-9]+)?)\s*(card)?\s*")
+_NUMBER = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
+_CONSTRAINT = re.compile(rf"\s*(<=|>=)\s*({_NUMBER}(?:[eE][-+]?[0-9]+)?)\s*(card)?\s*")
 #: What a search may stop at, with examples.
 _STOPS = {"hours": "6", "cells": "25 % or 40", "within": "2 %", "questions": "false"}
-_PERCENT = re.compile(r"\s*([0-9.]+)\s*%\s*")
+_PERCENT = re.compile(rf"\s*({_NUMBER})\s*%\s*")
 
 
 class SearchBlock(BaseModel):
@@ -237,15 +238,13 @@ class ObjectivesReader:
 
     def _share(self, path: Path_, value: Any, example: str) -> float:
         """A number below 1, or per cent."""
-        percent = _per_cent(value)
-        share = percent / 100 if percent is not None else value
-        good = isinstance(share, int | float) and share is not True and 0 <= share < 1
-        if not good or (path[-1] == "confidence" and share < 0.5):
-            message = f"{shown(value)} is no {path[-1]}"
-            least = "from 0.5 to below 1" if path[-1] == "confidence" else "below 100 %"
-            self._findings.complain(path, message, f"{least}, such as `{path[-1]}: {example}`")
-            return 0.5
-        return float(share)
+        number, _ = _amount(value)
+        confidence = path[-1] == "confidence"
+        if not (0.5 if confidence else 0) <= number < 1:
+            least = "from 0.5 to below 1" if confidence else "below 100 %"
+            hint = f"{least}, such as `{path[-1]}: {example}`"
+            self._findings.complain(path, f"{shown(value)} is no {path[-1]}", hint)
+        return float(number)
 
     def _check_figure(self, path: Path_, name: str, *, key: bool = False) -> None:
         if name not in self._known:
@@ -259,19 +258,16 @@ class ObjectivesReader:
             path = (*block, figure)
             self._check_figure(path, figure, key=True)
             match = _CONSTRAINT.fullmatch(text) if isinstance(text, str) else None
-            number = _number(match[2]) if match else None
-            if match is None or number is None or number <= 0:
+            if match is None or not float(match[2]):
                 hint = 'a bound above 0, such as "<= 0.5" or ">= 0.99"'
                 self._findings.complain(path, f"{shown(text)} is not a bound", hint)
                 continue
-            if match[3] and figure not in OF_CARD:
+            at_most, bound, of_card = match[1] == "<=", float(match[2]), bool(match[3])
+            if of_card and figure not in OF_CARD:
                 message = f"a card has no amount of {figure}"
                 self._findings.complain(path, message, f"`card` is for {', '.join(OF_CARD)}")
-                continue
             constraints.append(
-                Constraint(
-                    figure=figure, at_most=match[1] == "<=", bound=number, of_card=bool(match[3])
-                )
+                Constraint(figure=figure, at_most=at_most, bound=bound, of_card=of_card)
             )
         return tuple(constraints)
 
@@ -279,38 +275,28 @@ class ObjectivesReader:
         stop: dict[str, Any] = {}
         for name, value in raw.items():
             path = ("search", "stop", name)
-            share = _per_cent(value)
-            plain = value if isinstance(value, int | float) and value is not True else None
-            good = False
-            if name == "hours":
-                good = plain is not None and plain > 0
-                stop["hours"] = plain
-            elif name == "cells":
-                good = share is not None and 0 < share <= 100
-                good |= isinstance(plain, int) and plain > 0
-                stop |= {"cells": share / 100 if share else plain, "cells_are_share": bool(share)}
-            elif name == "within":
-                good = share is not None and 0 < share < 100
-                stop["within"] = share / 100 if share else None
-            elif name == "questions":
-                good = isinstance(value, bool) and (questions or not value)
-                stop["questions"] = value
-            else:
+            number, is_share = _amount(value)
+            is_good = {
+                "hours": number > 0 and not is_share,
+                "cells": 0 < number <= 1 if is_share else number > 0 and isinstance(number, int),
+                "within": 0 < number < 1 and is_share,
+                "questions": isinstance(value, bool) and (questions or not value),
+            }
+            if name not in is_good:
                 self._findings.unknown_key(path, _STOPS)
                 continue
-            if not good:
-                hint = _STOPS[name]
+            if not is_good[name]:
                 message = f"{shown(value)} is no {name} to stop at"
-                self._findings.complain(path, message, f"such as `{name}: {hint}`")
+                self._findings.complain(path, message, f"such as `{name}: {_STOPS[name]}`")
+            stop[name] = value if name == "questions" else number
+            if name == "cells":
+                stop["cells_are_share"] = is_share
         return stop
 
 
-def _per_cent(value: Any) -> float | None:
-    match = _PERCENT.fullmatch(value) if isinstance(value, str) else None
-    return _number(match[1]) if match else None
-
-
-def _number(text: str) -> float | None:
-    with contextlib.suppress(ValueError):
-        return float(text)
-    return None
+def _amount(value: Any) -> tuple[float, bool]:
+    """A number (per cent as a share of 1) and whether it is per cent; NaN of anything else."""
+    if isinstance(value, str) and (match := _PERCENT.fullmatch(value)):
+        return float(match[1]) / 100, True
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return (value if is_number else math.nan), False

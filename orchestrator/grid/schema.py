@@ -58,7 +58,10 @@ def grid_schema() -> Schema:
         "properties": top,
         "$defs": {
             "experiment": _experiment(settings),
-            "measure": _measure(),
+            "measure": {
+                "description": "Timing of jobs; a key that is missing keeps its default.",
+                **_mapping(_properties(MeasureBlock)),
+            },
             "setting": settings,
             "values": {name: _values(name, schema) for name, schema in settings.items()},
         },
@@ -211,11 +214,6 @@ def _experiment(settings: dict[str, Schema]) -> Schema:
     return {**_mapping(own), "required": ["name"]}
 
 
-def _measure() -> Schema:
-    description = "Timing of jobs; a key that is missing keeps its default."
-    return {"description": description, **_mapping(_properties(MeasureBlock))}
-
-
 _WIDTH = 96
 BATCH_SIZES, ONE_BATCH_SIZE = "1..16 *2          # 1, 2, 4, 8, 16", "1"
 
@@ -275,9 +273,8 @@ def first_grid(
     for name, declared in settings.items():
         default = "" if declared.default is ... else f" {_value(declared.default)}"
         lines.append(f"#   {name}:{default}")
-        lines += [
-            f"#       {line}" for line in textwrap.wrap(_sentence(declared), width=_WIDTH - 8)
-        ]
+        sentence = re.split(r"(?<=[.!?])\s", declared.description, maxsplit=1)[0]
+        lines += [f"#       {line}" for line in textwrap.wrap(sentence, width=_WIDTH - 8)]
     return "\n".join(lines) + "\n"
 
 
@@ -301,7 +298,3 @@ def _value(value: object) -> str:
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z~./][\w./~-]*", value):
         return value
     return json.dumps(value, ensure_ascii=False)
-
-
-def _sentence(declared: Declaration) -> str:
-    return re.split(r"(?<=[.!?])\s", declared.description, maxsplit=1)[0]

@@ -281,23 +281,16 @@ class Document:
     def problem(self, path: Path_, message: str, hint: str = "", *, key: bool = False) -> Problem:
         """A Problem with the position of ``path``."""
         line, column = self.position(path, key=key)
+        steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
         return Problem(
             file=self.file,
             line=line,
             column=column,
-            path=path_text(path),
+            path="".join(steps).removeprefix("."),  # experiments[0].axes
             message=message,
             hint=hint,
             steps=path,
         )
-
-
-def path_text(path: Path_) -> str:
-    """``("experiments", 0, "axes")`` as ``experiments[0].axes``."""
-    text = ""
-    for step in path:
-        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
-    return text
 
 
 def read(path: Path | str) -> Document:

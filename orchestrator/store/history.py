@@ -11,7 +11,6 @@ import contextlib
 import io
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
 from functools import lru_cache
 from math import isfinite
 from pathlib import Path
@@ -24,6 +23,7 @@ from orchestrator.core.measurement import Prediction
 from orchestrator.core.plan import TOOK, PastRow
 from orchestrator.core.settings import as_declared
 from orchestrator.store import disk
+from orchestrator.store.codec import values_of
 from orchestrator.store.files import CARD_CHECKS, PREDICTIONS
 from orchestrator.store.reader import parquet_file, read_rows, runs
 from orchestrator.store.schema import arrow_type, rules_of
@@ -57,8 +57,9 @@ def past_rows(directory: Path, *, whole: bool = False) -> list[PastRow]:
         look.refuse_unread("what was measured")
     table = look.table()
     took = pc.map_lookup(table["details"], TOOK, "first")
-    rows = table.drop_columns("details").append_column(TOOK, took).to_pylist()
-    return [_past_row(row) for row in rows]
+    measures = values_of("measure", table["measure"])
+    rows = table.drop_columns(["details", "measure"]).append_column(TOOK, took).to_pylist()
+    return [_past_row(row, measure) for row, measure in zip(rows, measures, strict=True)]
 
 
 def cards_of_succeeded(directory: Path) -> Iterator[tuple[str, str, int]]:
@@ -71,37 +72,27 @@ def cards_of_succeeded(directory: Path) -> Iterator[tuple[str, str, int]]:
 
 
 @lru_cache(maxsize=4096)
-def parameters_of(
-    workload: str, engine: str, pairs: tuple[tuple[str, str], ...]
-) -> tuple[tuple[str, Scalar], ...]:
-    """Parse a job's parameters as this version declares them; most rows share them."""
-    values = {name: json.loads(text) for name, text in pairs}
-    return tuple(sorted(as_declared(workload, engine, values).items()))
-
-
-@lru_cache(maxsize=4096)
-def _outdated(workload: str, engine: str, pairs: tuple[tuple[str, str], ...], version: int) -> str:
+def _settings(
+    workload: str, engine: str, pairs: tuple[tuple[str, str], ...], version: int
+) -> tuple[tuple[tuple[str, Scalar], ...], str]:
+    """A job's parameters as this version declares them, and why its work is outdated ("": it is
+    not); most rows share them."""
     given = {name: json.loads(text) for name, text in pairs}
-    return registry.outdated(workload, engine, given, version)
+    parameters = tuple(sorted(as_declared(workload, engine, given).items()))
+    return parameters, registry.outdated(workload, engine, given, version)
 
 
-@lru_cache(maxsize=256)
-def _measure_settings(pairs: tuple[tuple[str, Any], ...]) -> MeasureSettings:
-    known = {field.name for field in fields(MeasureSettings)}
-    return MeasureSettings(**{name: v for name, v in pairs if name in known and v is not None})
-
-
-def _past_row(row: dict[str, Any]) -> PastRow:
+def _past_row(row: dict[str, Any], measure: MeasureSettings) -> PastRow:
     started, ended = row["started_at"], row["ended_at"]
-    pairs = tuple(row["parameters"] or ())
-    version = row["work_version"] or 1
+    pairs, version = tuple(row["parameters"] or ()), row["work_version"] or 1
+    parameters, outdated = _settings(row["workload"], row["engine"], pairs, version)
     return PastRow(
         **{name: row[name] for name in _AS_THEY_ARE},
         state=State(row["state"]),
         accelerator=Accelerator(row["accelerator"]),
-        parameters=parameters_of(row["workload"], row["engine"], pairs),
-        outdated=_outdated(row["workload"], row["engine"], pairs, version),
-        measure=_measure_settings(tuple((row["measure"] or {}).items())),
+        parameters=parameters,
+        outdated=outdated,
+        measure=measure,
         busy_s=(ended - started).total_seconds() if started and ended else None,
         reason=row["reason"] or "",
         took=row["took"] or "",

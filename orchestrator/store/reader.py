@@ -271,7 +271,10 @@ def _file_table(look: Rows, name: str, columns: list[str]) -> pa.Table | None:
     reason = damage_of(name, data)
     if reason is None:
         try:
-            return parquet_table(data, columns, str(path))
+            file = parquet_file(data, str(path))
+            present = set(file.schema_arrow.names)
+            wanted = [name for name in columns if name in present]
+            return current(file.read(wanted, use_threads=False), str(path), columns)
         except SchemaMismatch:
             raise  # not damage: this program is too old
         except Exception as error:  # bytes from anywhere make the library raise anything
@@ -280,14 +283,6 @@ def _file_table(look: Rows, name: str, columns: list[str]) -> pa.Table | None:
             reason = f"not a table of results: {text.splitlines()[0]:.300}"
     look.damaged.append(Damage(path=path, reason=reason, passing=passing))
     return None
-
-
-def parquet_table(data: bytes, columns: Sequence[str], source: str) -> pa.Table:
-    """Parse these columns of a Parquet file; SchemaMismatch if newer, any Exception if invalid."""
-    file = parquet_file(data, source)
-    present = set(file.schema_arrow.names)
-    table = file.read([name for name in columns if name in present], use_threads=False)
-    return current(table, source, columns)
 
 
 def parquet_file(data: bytes, source: str) -> pq.ParquetFile:

@@ -16,6 +16,7 @@ from command_line import Head, Nightgrid, job_there
 from measurements import numbers, row
 
 from orchestrator.cli.main import build_parser
+from orchestrator.cli.options import results_here
 from orchestrator.core.errors import SubmitError
 from orchestrator.core.status import CardStatus, RunStatus
 from orchestrator.core.topology import parse_emulation
@@ -288,7 +289,7 @@ def test_results_that_a_grid_names_are_those_of_the_head(
     submit("~/bench")
     typed = shlex.split(head.submissions[-1].entrypoint)
     run = build_parser(["run"]).parse_args(typed[typed.index("run") :])
-    assert run.results == Path.home() / "bench"  # no shell on the head has expanded it
+    assert results_here(run) == Path.home() / "bench"  # no shell on the head has expanded it
     assert "thrown away with the job" in submit("nights", code=5)
 
 
