@@ -129,7 +129,6 @@ def faults(draw: st.DrawFn) -> Faults:
 def schedules(draw: st.DrawFn) -> ScheduleSettings:
     """Settings at their edges."""
     return ScheduleSettings(
-        max_starting=draw(st.sampled_from([None, 1, 3])),
         card_failures=draw(st.sampled_from([1, 2, 50])),
         card_job_failures=draw(st.sampled_from([1, 3, 50])),
         card_readmissions=draw(st.sampled_from([0, 2])),

@@ -2,11 +2,12 @@
 
 scheduler.py   the state machine: events in, commands out
 state.py       settings, jobs, cards and workers as the schedule knows them
+ledger.py      the run's clock, commands, rows and timers
+pool.py        the cards of one kind of accelerator, and their failures
 queues.py      jobs that wait, and jobs that wait for other jobs
 placement.py   which job gets which cards
 leases.py      card sets in the hands of attempts; starts and stops workers
-pool.py        the parts above for one kind of accelerator, and failures of its cards
-ledger.py      the run's clock, rows and timers
+repeats.py     jobs that a search holds back, and rows that are measured again
 outcomes.py    what follows from the end of an attempt, and the end of the run
 retry.py       what each class of failure means; the circuit breaker
 batch_size.py  searches for the largest batch size that fits, and the fastest

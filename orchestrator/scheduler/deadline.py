@@ -9,20 +9,18 @@ its latest start has passed. Estimates are corrected by what the run measures.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from math import inf
 
-from orchestrator.core.events import Command
 from orchestrator.core.job import Accelerator, Job, State
 from orchestrator.core.outcome import Outcome
 from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.scheduler.batch_size import configuration_of
-from orchestrator.scheduler.leases import Lease
 from orchestrator.scheduler.ledger import Ledger
 from orchestrator.scheduler.pool import Pool
-from orchestrator.scheduler.state import Estimates, JobState, LearningEstimates, Phase
+from orchestrator.scheduler.state import Estimates, JobState, LearningEstimates, Lease, Phase
 from workloads import registry
 
 _Sizes = tuple[bool, int, tuple[tuple[str, float], ...]]
@@ -102,12 +100,12 @@ class Deadline:
         self._exists = ledger.work_until < inf
         self._count = 0
         #: By the latest start that lets a job end in time; a job may be there twice.
-        self._latest = [self._entry(record) for record in records] if self._exists else []
-        heapify(self._latest)
+        self._latest: list[tuple[float, int, JobState]] = []
         self._running: dict[str, JobState] = {}  # were in time; given up should they fail
         self._alike: dict[_Model, list[JobState]] = defaultdict(list)
         self._measured: Counter[_Model] = Counter()
         for record in records if self._exists else ():
+            self.watch(record)
             self._alike[_model(record)].append(record)
 
     @property
@@ -118,18 +116,20 @@ class Deadline:
     def move(self, work_until: float) -> None:
         """Set another end of work, and recompute the latest starts."""
         self._ledger.work_until = work_until
-        self._latest = [self._entry(record) for _, _, record in self._latest]
-        heapify(self._latest)
+        entries, self._latest = self._latest, []
+        for _, _, record in entries:
+            self.watch(record)
         for pool in self._pools.values():
-            pool.placement.work_until = work_until
-            pool.cards.touch_all()  # more may fit, or less
+            pool.touch_all()  # more may fit, or less
 
     def watch(self, record: JobState) -> None:
-        """Give up a job that waits once more if it can no longer end in time."""
+        """Give up a job, while it waits, once it can no longer end in time."""
         if self._exists:
-            heappush(self._latest, self._entry(record))
+            self._count += 1
+            latest = self._ledger.work_until - record.next_s
+            heappush(self._latest, (latest, self._count, record))
 
-    def give_up_late(self) -> Iterator[Command]:
+    def give_up_late(self) -> None:
         """Give up jobs that can no longer end in time."""
         now, until = self._ledger.now, self._ledger.work_until
         for record in self._too_late(now):
@@ -139,8 +139,7 @@ class Deadline:
                 f"caution {record.duration:.0f} s, and {until - now:.0f} s are left before the "
                 "deadline"
             )
-            pool = self._pools[record.job.accelerator]
-            yield from self._ledger.end_unrun(pool, record, State.NOT_STARTED, reason)
+            self._ledger.end_unrun(record, State.NOT_STARTED, reason)
 
     def learn(self, lease: Lease, outcome: Outcome) -> None:
         """Correct the estimates of waiting jobs by a measured one."""
@@ -149,7 +148,7 @@ class Deadline:
         if self._estimates is not None:
             self._learn(self._estimates, lease, outcome)
         for pool in self._pools.values():
-            pool.cards.touch_all()  # a gang may fit now
+            pool.touch_all()  # a gang may fit now
 
     def _learn(self, estimates: LearningEstimates, lease: Lease, outcome: Outcome) -> None:
         record = lease.record
@@ -169,33 +168,27 @@ class Deadline:
                 continue
             estimate = estimates.estimate(other.job)
             if other.phase is Phase.WAITING:
-                self._pools[other.job.accelerator].pending.reestimate(other, estimate)
+                other.pool.pending.reestimate(other, estimate)
             else:
                 other.expect(estimate)
-            heappush(self._latest, self._entry(other))
+            self.watch(other)
 
     def _too_late(self, now: float) -> list[JobState]:
-        for job_id, record in list(self._running.items()):
-            if not self._pools[record.job.accelerator].is_running(record):
-                del self._running[job_id]
-                heappush(self._latest, self._entry(record))
+        for record in [record for record in self._running.values() if not record.running]:
+            del self._running[record.job_id]
+            self.watch(record)
         late: dict[str, JobState] = {}
         while self._latest and self._latest[0][0] < now:
             record = heappop(self._latest)[2]
             if record.phase is Phase.DONE:
                 continue
-            entry = self._entry(record)
-            if entry[0] >= now:  # it needs less than it did
-                heappush(self._latest, entry)
-            elif self._pools[record.job.accelerator].is_running(record):
+            if self._ledger.work_until - record.next_s >= now:  # it needs less than it did
+                self.watch(record)
+            elif record.running:
                 self._running[record.job_id] = record
             else:
                 late[record.job_id] = record
         return list(late.values())
-
-    def _entry(self, record: JobState) -> tuple[float, int, JobState]:
-        self._count += 1
-        return (self._ledger.work_until - record.next_s, self._count, record)
 
 
 _Model = tuple[str, str, Accelerator]

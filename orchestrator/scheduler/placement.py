@@ -16,24 +16,23 @@ considered, so the cost of a decision does not grow with the number of jobs.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
 from functools import partial
 from math import inf
+from typing import TYPE_CHECKING
 
-from orchestrator.core.events import Command
-from orchestrator.scheduler.leases import Leases
-from orchestrator.scheduler.queues import FRESH, Bucket, PendingJobs
+from orchestrator.scheduler.queues import FRESH, Bucket
 from orchestrator.scheduler.state import (
-    CardPool,
     JobState,
     Reservation,
-    ScheduleSettings,
     Server,
     Slot,
     SlotSet,
     Worker,
     WorkerState,
 )
+
+if TYPE_CHECKING:
+    from orchestrator.scheduler.pool import Pool
 
 #: Least seconds between two checks of work left to busy workers.
 _LOOK_AGAIN_S = 1.0
@@ -42,38 +41,40 @@ _LOOK_AGAIN_S = 1.0
 class Placement:
     """Decides; ``Leases`` carries the decisions out."""
 
-    def __init__(
-        self, pool: CardPool, pending: PendingJobs, leases: Leases, settings: ScheduleSettings
-    ) -> None:
-        self.pool, self.pending, self.leases = pool, pending, leases
-        self.settings = settings
-        self.work_until = settings.work_until  # on the clock of the events
+    def __init__(self, pool: Pool) -> None:
+        self.pool, self.pending, self.leases = pool, pool.pending, pool.leases
+        self.ledger = pool.ledger
         self.reservations: dict[str, Reservation] = {}  # by job id
-        self._passed_over: dict[str, Server] = {}  # by id: with open sets left to one-card jobs
+        self._passed_over: dict[Server, None] = {}  # with open sets left to one-card jobs
 
-    def assign(self, now: float) -> Generator[Command, None, float | None]:
+    def assign(self) -> float | None:
         """Place jobs on open cards; returns when to look again, if time alone may help."""
-        self.pending.too_much = self._is_too_much(now)
+        self.pending.too_much = self._is_too_much()
         self._passed_over.clear()
-        yield from self._place_on_several_servers(now)
+        # Gangs that are wider than a server start, or servers are drained for them.
+        for width in filter(self.pool.spans, self.pending.widths()):
+            while self._place_on_servers(width):
+                pass
+            if any(map(_has_room, self.pool.dirty)):
+                self._reserve(width)
         while self.pool.dirty:  # a reservation made on the way may add servers
-            server = min(self.pool.dirty.values(), key=lambda server: server.order)
-            del self.pool.dirty[server.server_id]
-            yield from self._fill(server, now)
-        yield from self._use_idle_workers(now)
-        yield from self._swap_models(now)
-        yield from self._start_workers(now)
-        yield from self._fill_rest(now)
-        return self._look_again(now)
+            server = min(self.pool.dirty, key=lambda server: server.order)
+            self.pool.dirty.discard(server)
+            self._fill(server)
+        self._use_idle_workers()
+        self._swap_models()
+        self._start_workers()
+        self._fill_rest()
+        waiting = any(len(bucket.queue) for bucket in self.pending.buckets.values())
+        if waiting and (self.pool.idle or self.pool.vacant):  # jobs that are left to busy workers
+            return self.ledger.now + max(self.leases.start_s, _LOOK_AGAIN_S)
+        return None
 
-    def left_s(self, now: float) -> float:
-        """Seconds in which what is started now must end."""
-        return self.work_until - now
-
-    def remaining_s(self, now: float) -> float:
+    @property
+    def remaining_s(self) -> float:
         """Estimated seconds until all work is done, were it spread evenly."""
         reserved = sum(r.record.width * r.record.duration for r in self.reservations.values())
-        work = self.pending.card_seconds + reserved + self.leases.leased_card_seconds(now)
+        work = self.pending.card_seconds + reserved + self.leases.card_seconds
         return work / max(1, self.pool.usable_cards)
 
     def release(self, reservation: Reservation) -> JobState:
@@ -86,58 +87,56 @@ class Placement:
             self.pool.refresh(slot)
         return record
 
-    def _fill(self, server: Server, now: float) -> Iterator[Command]:
+    @property
+    def _left_for_fresh_s(self) -> float:
+        return self.ledger.left_s - self.leases.start_s
+
+    def _fill(self, server: Server) -> None:
         """Place gangs, and jobs that must avoid some cards, on one server."""
-        yield from self._redeem(server, now)
+        for reservation in dict.fromkeys(slot.reservation for slot in server.slots.values()):
+            if reservation is not None and all(slot.open for slot in reservation.slots):
+                self.leases.lease_fresh(self.release(reservation), reservation.slots)
         for width in self.pending.widths():
             if self.pool.spans(width):
                 continue
-            while (yield from self._place(server, width, now)):
+            while self._place(server, width):
                 pass
             if _has_room(server):
-                yield from self._reserve(width, now)
+                self._reserve(width)
         if self.pending.particular.get(1):
-            while (yield from self._place(server, 1, now)):
+            while self._place(server, 1):
                 pass
         for slot in server.slots.values():
             free = slot.worker is None or slot.worker.state is WorkerState.IDLE
             if slot.reservation is not None and slot.open and free:
-                yield from self._backfill(slot, now)
+                self._backfill(slot)
 
-    def _fill_rest(self, now: float) -> Iterator[Command]:
-        for server in list(self._passed_over.values()):
+    def _fill_rest(self) -> None:
+        for server in list(self._passed_over):
             for width in self.pending.widths():
                 while (
                     _has_room(server)
                     and not self._must_wait(width)
-                    and (yield from self._place(server, width, now, in_turn=False))
+                    and self._place(server, width, in_turn=False)
                 ):
                     pass
 
-    def _redeem(self, server: Server, now: float) -> Iterator[Command]:
-        for reservation in dict.fromkeys(slot.reservation for slot in server.slots.values()):
-            if reservation is not None and all(slot.open for slot in reservation.slots):
-                record = self.release(reservation)
-                yield from self.leases.lease_fresh(record, reservation.slots, now)
-
-    def _place(
-        self, server: Server, width: int, now: float, *, in_turn: bool = True
-    ) -> Generator[Command, None, bool]:
+    def _place(self, server: Server, width: int, *, in_turn: bool = True) -> bool:
         """Start one job of this width on unreserved cards, else on reserved ones with time left;
         ``in_turn`` leaves unreserved cards to one-card jobs that come before it."""
         passed = in_turn and width > 1 and not self.pending.is_turn_of(width)
         for reserved in (False, True):
             for slots in self._open_sets(server, width, reserved=reserved):
                 if not reserved and passed:
-                    self._passed_over[server.server_id] = server
+                    self._passed_over[server] = None
                     break
                 if not reserved and width > 1 and any(map(_is_spoken_for, slots)):
                     continue
                 cards = [slot.card for slot in slots]
-                within = min(_window_s(slots, now), self.left_s(now)) - self.leases.start_s
+                within = min(self._window_s(slots), self.ledger.left_s) - self.leases.start_s
                 record = self.pending.best_for(width, cards, within)
                 if record is not None:
-                    yield from self.leases.lease_fresh(self.pending.take(record), slots, now)
+                    self.leases.lease_fresh(self.pending.take(record), slots)
                     return True
         return False
 
@@ -154,20 +153,21 @@ class Placement:
                 ranked.append((workers, -broken[0], -broken[1], group[0].order, group))
         return [group for *_, group in sorted(ranked, key=lambda entry: entry[:4])]
 
-    def _reserve(self, width: int, now: float) -> Iterator[Command]:
+    def _reserve(self, width: int) -> None:
         """Drain a set of cards for the next gang of this width, if the width has none."""
         reserved = any(one.record.width == width for one in self.reservations.values())
-        if reserved or self.leases.gangs.get(width) or self._must_wait(width):
+        if reserved or self.leases.widths[width] or self._must_wait(width):
             return
-        record = next(iter(self.pending.candidates(width, self._left_for_fresh_s(now))), None)
-        slots = self._soonest_set(record, now) if record is not None else None
+        record = next(iter(self.pending.candidates(width, self._left_for_fresh_s)), None)
+        slots = self._soonest_set(record) if record is not None else None
         if record is None or slots is None:
             return
         if all(slot.open for slot in slots):
-            yield from self.leases.lease_fresh(self.pending.take(record), slots, now)
+            self.leases.lease_fresh(self.pending.take(record), slots)
             return
+        now = self.ledger.now
         start_by = now + max(slot.free_in(now) for slot in slots)
-        if record.duration > self._left_for_fresh_s(start_by):
+        if record.duration > self.ledger.work_until - start_by - self.leases.start_s:
             return  # drained in vain: it could not end in time
         self.pending.take(record)
         reservation = Reservation(record=record, slots=slots, start_by=start_by)
@@ -180,14 +180,14 @@ class Placement:
 
     def _must_wait(self, width: int) -> bool:
         """Return whether gangs of this width would take the cards of firsts before a deadline."""
-        return self.work_until < inf and self.pending.waits_for_firsts(width)
+        return self.ledger.work_until < inf and self.pending.waits_for_firsts(width)
 
-    def _soonest_set(self, record: JobState, now: float) -> SlotSet | None:
+    def _soonest_set(self, record: JobState) -> SlotSet | None:
         """The unreserved legal set that should be free first, then with least idle time."""
         if self.pool.spans(record.width):
-            return self._soonest_servers(record, now)
+            return self._soonest_servers(record)
         best: SlotSet | None = None
-        least = (inf, inf)
+        least, now = (inf, inf), self.ledger.now
         for server in self.pool.servers.values():
             for group in server.groups(record.width):
                 latest = total = 0.0
@@ -201,29 +201,21 @@ class Placement:
                         best, least = group, (latest, -total)
         return best
 
-    def _place_on_several_servers(self, now: float) -> Iterator[Command]:
-        """Start gangs that are wider than a server, or drain servers for them."""
-        for width in filter(self.pool.spans, self.pending.widths()):
-            while (yield from self._place_on_servers(width, now)):
-                pass
-            if any(map(_has_room, self.pool.dirty.values())):
-                yield from self._reserve(width, now)
-
-    def _place_on_servers(self, width: int, now: float) -> Generator[Command, None, bool]:
-        for record in self.pending.candidates(width, self._left_for_fresh_s(now)):
+    def _place_on_servers(self, width: int) -> bool:
+        for record in self.pending.candidates(width, self._left_for_fresh_s):
 
             def free(slot: Slot, record: JobState = record) -> bool:
                 return slot.open and _reservable(record, slot)
 
             for servers in self.pool.spanning_servers(width, free):
                 slots = tuple(slot for server in servers for slot in server)
-                yield from self.leases.lease_fresh(self.pending.take(record), slots[:width], now)
+                self.leases.lease_fresh(self.pending.take(record), slots[:width])
                 return True
         return False
 
-    def _soonest_servers(self, record: JobState, now: float) -> SlotSet | None:
+    def _soonest_servers(self, record: JobState) -> SlotSet | None:
         def free_in(server: SlotSet) -> float:
-            return max(slot.free_in(now) for slot in server)
+            return max(slot.free_in(self.ledger.now) for slot in server)
 
         good = partial(_reservable, record)
         for servers in self.pool.spanning_servers(record.width, good):
@@ -231,42 +223,42 @@ class Placement:
             return tuple(slot for server in soonest for slot in server)[: record.width]
         return None
 
-    def _use_idle_workers(self, now: float) -> Iterator[Command]:
+    def _use_idle_workers(self) -> None:
         """Step one: jobs go to idle workers that hold their model."""
         for worker in list(self.pool.idle.values()):
             own = worker.bucket or self.pending.buckets.get(worker.key or "no model")
             if own is None or not len(own.queue) or worker.worker_id not in self.pool.idle:
                 continue
             self.pending.attach(worker, own)
-            other = self._first_elsewhere(own, worker, now) or self._overdue(worker, now)
-            if other is None or not (yield from self._serve(other, worker.slot, now)):
-                yield from self._serve(own, worker.slot, now)
+            other = self._first_elsewhere(own, worker) or self._overdue(worker)
+            if other is None or not self._serve(other, worker.slot):
+                self._serve(own, worker.slot)
 
-    def _first_elsewhere(self, own: Bucket, worker: Worker, now: float) -> Bucket | None:
+    def _first_elsewhere(self, own: Bucket, worker: Worker) -> Bucket | None:
         """A model with firsts that no other worker takes, where ``own`` has none."""
         if own.queue.firsts or not self.pending.firsts:
             return None
         for bucket in self.pending.short_buckets():
             if bucket.queue.firsts > bucket.starting and _may_serve(worker, bucket):
-                gains = bucket.key == FRESH or self._gains_from_another(bucket, 0.0, now)
+                gains = bucket.key == FRESH or self._gains_from_another(bucket, 0.0)
                 return bucket if gains else None
         return None
 
-    def _overdue(self, worker: Worker, now: float) -> Bucket | None:
+    def _overdue(self, worker: Worker) -> Bucket | None:
         """A model without workers whose longest job exceeds all remaining work: it must start now,
         even on a worker that has work of its own model."""
         for bucket in self.pending.short_buckets():
             longest = bucket.queue.longest()
             if bucket.workers or longest is None or not _may_serve(worker, bucket):
                 continue
-            if longest.duration >= self.remaining_s(now) + bucket.load_s:
+            if longest.duration >= self.remaining_s + bucket.load_s:
                 return bucket
         return None
 
-    def _backfill(self, slot: Slot, now: float) -> Iterator[Command]:
+    def _backfill(self, slot: Slot) -> None:
         """Run a job that ends before the card's reservation begins."""
         worker = slot.worker
-        window = min(_window_s((slot,), now), self.left_s(now))
+        window = min(self._window_s((slot,)), self.ledger.left_s)
         window -= 0.0 if worker is not None else self.leases.start_s
         own = self.pending.buckets.get(worker.key or "no model") if worker is not None else None
         for bucket in ([own] if own is not None else []) + self.pending.short_buckets():
@@ -278,23 +270,23 @@ class Placement:
                 continue
             self.pending.take(record)
             if worker is not None:
-                yield from self.leases.lease_warm(record, worker, now)
+                self.leases.lease_warm(record, worker)
             else:
-                yield from self.leases.lease_fresh(record, (slot,), now)
+                self.leases.lease_fresh(record, (slot,))
             return
 
-    def _swap_models(self, now: float) -> Iterator[Command]:
+    def _swap_models(self) -> None:
         """Step two: workers with nothing left of their model take up another."""
         while self.pool.idle:
-            bucket = self._wanting(0.0, now)
+            bucket = self._wanting(0.0)
             if bucket is None:
-                yield from self._make_room(now)
+                self._make_room()
                 return
             if bucket.key == FRESH and self.pool.vacant:
                 slot = self._vacant_for(bucket)
             else:
                 slot = self._idle_for(bucket).slot
-            yield from self._serve(bucket, slot, now)
+            self._serve(bucket, slot)
 
     def _idle_for(self, bucket: Bucket) -> Worker:
         """An idle worker that may serve the model, preferably on a card new to the next cell."""
@@ -304,11 +296,12 @@ class Placement:
             return idle[0]
         return min(idle, key=lambda worker: worker.slot.card in record.cell_cards)
 
-    def _make_room(self, now: float) -> Iterator[Command]:
+    def _make_room(self) -> None:
         """Stop idle workers of other replicates if a fresh process is needed and no card vacant."""
         if self.pending.seed is None or self.pool.vacant:
             return
-        stopping = sum(w.state is WorkerState.STOPPING for w in self.leases.workers.values())
+        workers = [one for one in self.ledger.workers.values() if one.pool is self.pool]
+        stopping = sum(worker.state is WorkerState.STOPPING for worker in workers)
         for bucket in self.pending.short_buckets():
             if len(bucket.queue) <= bucket.starting + stopping or bucket.key == FRESH:
                 continue
@@ -317,26 +310,24 @@ class Placement:
             enough = len(bucket.workers) + stopping
             if not idle or (enough and bucket.queue.work_s <= enough * setup):
                 continue
-            record = bucket.queue.longest_within(self.left_s(now) - setup)
+            record = bucket.queue.longest_within(self.ledger.left_s - setup)
             if record is None:
                 continue
             worker = min(idle, key=lambda worker: worker.slot.card in record.cell_cards)
-            why = f"replicate {bucket.replicate} needs a fresh process"
-            yield from self.leases.stop(worker, why)
+            self.leases.stop(worker, f"replicate {bucket.replicate} needs a fresh process")
             stopping += 1
 
-    def _start_workers(self, now: float) -> Iterator[Command]:
+    def _start_workers(self) -> None:
         """Step three: new workers on vacant cards."""
-        limit = self.settings.max_starting
-        while self.pool.vacant and (limit is None or self.leases.starting < limit):
-            bucket = self._wanting(self.leases.start_s, now)
+        while self.pool.vacant:
+            bucket = self._wanting(self.leases.start_s)
             if bucket is None:
                 return
             slot = self._vacant_for(bucket)
             if bucket.key == FRESH:
-                yield from self._serve(bucket, slot, now)
+                self._serve(bucket, slot)
             else:
-                yield self.leases.start_warm(slot, bucket, now)
+                self.leases.start_warm(slot, bucket)
 
     def _vacant_for(self, bucket: Bucket) -> Slot:
         """A vacant card, preferably one new to the next replicated cell."""
@@ -345,25 +336,25 @@ class Placement:
         gangs_wait = bool(self.pending.widths() or self.reservations)
         return self.pool.pick_vacant(leave_groups=gangs_wait, avoided=avoided)
 
-    def _wanting(self, start_s: float, now: float) -> Bucket | None:
+    def _wanting(self, start_s: float) -> Bucket | None:
         """The model that one more worker should serve; ``start_s`` is 0 for a running worker."""
         idle = self.pool.idle.values() if self.pending.seed is not None and not start_s else None
         for bucket in self.pending.short_buckets():
             if idle is not None and not any(_may_serve(worker, bucket) for worker in idle):
                 continue
             setup = self.leases.start_s if bucket.key == FRESH else start_s + bucket.load_s
-            if bucket.queue.longest_within(self.left_s(now) - setup) is None:
+            if bucket.queue.longest_within(self.ledger.left_s - setup) is None:
                 continue
-            if bucket.key == FRESH or self._gains_from_another(bucket, start_s, now):
+            if bucket.key == FRESH or self._gains_from_another(bucket, start_s):
                 return bucket
         return None
 
-    def _gains_from_another(self, bucket: Bucket, start_s: float, now: float) -> bool:
+    def _gains_from_another(self, bucket: Bucket, start_s: float) -> bool:
         """Return whether work is left after the time another worker takes to start and load."""
         setup, waiting = start_s + bucket.load_s, bucket.queue.work_s
         if not bucket.workers or waiting > len(bucket.workers) * setup:
             return True
-        spare = 0.0
+        spare, now = 0.0, self.ledger.now
         for worker in bucket.workers.values():
             load_s = 0.0 if worker.key == bucket.key else bucket.load_s
             rest_s = worker.slot.free_in(now)
@@ -372,41 +363,37 @@ class Placement:
             spare += max(0.0, setup - rest_s - load_s)
         return waiting > spare
 
-    def _is_too_much(self, now: float) -> bool:
-        left = self.left_s(now)
+    def _is_too_much(self) -> bool:
+        left = self.ledger.left_s
         if left == inf:
             return False
         waiting = self.pending.firsts_s if self.pending.firsts else self.pending.card_seconds
-        work = waiting + self.leases.leased_card_seconds(now)
+        work = waiting + self.leases.card_seconds
         return work > left * max(1, self.pool.usable_cards)
 
-    def _serve(self, bucket: Bucket, slot: Slot, now: float) -> Generator[Command, None, bool]:
+    def _serve(self, bucket: Bucket, slot: Slot) -> bool:
         """Run the next job of a model on a card (without a worker if the job needs its own
         process); False if no job would end in time."""
-        worker, left = slot.worker, self.left_s(now)
-        if bucket.key == FRESH:
-            within = left - self.leases.start_s
-            record = self.pending.next_of(bucket.queue, within, (slot.card,))
-            if record is not None:
-                yield from self.leases.lease_fresh(self.pending.take(record), (slot,), now)
-            return record is not None
-        assert worker is not None, f"{slot.card} has no worker"
-        load_s = 0.0 if worker.key == bucket.key else bucket.load_s
-        record = self.pending.next_of(bucket.queue, left - load_s, (slot.card,))
-        if record is not None:
+        worker = slot.worker if bucket.key != FRESH else None
+        if worker is None:
+            setup = self.leases.start_s
+        else:
+            setup = 0.0 if worker.key == bucket.key else bucket.load_s
+        record = self.pending.next_of(bucket.queue, self.ledger.left_s - setup, (slot.card,))
+        if record is None:
+            return False
+        if worker is None:
+            self.leases.lease_fresh(self.pending.take(record), (slot,))
+        else:
             self.pending.attach(worker, bucket)
-            yield from self.leases.lease_warm(self.pending.take(record), worker, now)
-        return record is not None
+            self.leases.lease_warm(self.pending.take(record), worker)
+        return True
 
-    def _look_again(self, now: float) -> float | None:
-        """Time of the next check of jobs left to busy workers while others idle."""
-        waiting = any(len(bucket.queue) for bucket in self.pending.buckets.values())
-        if not (self.pool.idle or self.pool.vacant) or not waiting:
-            return None
-        return now + max(self.leases.start_s, _LOOK_AGAIN_S)
-
-    def _left_for_fresh_s(self, now: float) -> float:
-        return self.left_s(now) - self.leases.start_s
+    def _window_s(self, slots: SlotSet) -> float:
+        """Seconds that the cards may be used before a gang needs them."""
+        reservations = (slot.reservation for slot in slots)
+        starts = (one.start_by - self.ledger.now for one in reservations if one is not None)
+        return min(starts, default=inf)
 
 
 def _reservable(record: JobState, slot: Slot) -> bool:
@@ -421,14 +408,6 @@ def _is_spoken_for(slot: Slot) -> bool:
 
 def _has_room(server: Server) -> bool:
     return any(slot.open and slot.reservation is None for slot in server.slots.values())
-
-
-def _window_s(slots: SlotSet, now: float) -> float:
-    """Seconds that the cards may be used before a gang needs them."""
-    return min(
-        (slot.reservation.start_by - now for slot in slots if slot.reservation is not None),
-        default=inf,
-    )
 
 
 def _may_serve(worker: Worker, bucket: Bucket) -> bool:

@@ -13,11 +13,12 @@ goes to a card that is new to it, if there is one.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from bisect import bisect_left, bisect_right, insort
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from heapq import nlargest
 from itertools import islice
 from math import inf
@@ -61,14 +62,6 @@ class DurationQueue:
         """Add one job."""
         insort(self._list_of(record), record, key=_rank)
         self._count(record, 1)
-
-    def extend(self, records: Iterable[JobState]) -> None:
-        """Add many at once, at the cost of one sort."""
-        for record in records:
-            self._list_of(record).append(record)
-            self._count(record, 1)
-        for records_of_kind in self._lists:
-            records_of_kind.sort(key=_rank)
 
     def discard(self, record: JobState) -> None:
         """Remove a job."""
@@ -158,16 +151,6 @@ class PendingJobs:
         self.firsts = 0
         self.firsts_s = 0.0  # their card-seconds
         self.too_much = False  # not all can be measured before the deadline
-
-    def load(self, records: Sequence[JobState]) -> None:
-        """Add the initial jobs."""
-        groups: dict[tuple[int, str], list[JobState]] = {}
-        for record in records:
-            groups.setdefault((record.width, _bucket_key(record)), []).append(record)
-        for group in groups.values():
-            self._queue_of(group[0]).extend(group)
-            for record in group:
-                self._count(record, 1)
 
     def push(self, record: JobState) -> None:
         """Add one job."""
@@ -271,7 +254,9 @@ class PendingJobs:
         if bucket is not None and not len(bucket.queue) and not bucket.workers:
             del self.buckets[key]
 
-    def _bucket_of(self, record: JobState) -> Bucket:
+    def _queue_of(self, record: JobState) -> DurationQueue:
+        if record.width > 1:
+            return self.gangs.setdefault(record.width, DurationQueue())
         key = _bucket_key(record)
         bucket = self.buckets.get(key)
         if bucket is None:
@@ -279,12 +264,7 @@ class PendingJobs:
             if self.seed is not None and key != FRESH:
                 bucket.replicate = record.job.replicate
                 bucket.draw = drawn(self.seed, key)
-        return bucket
-
-    def _queue_of(self, record: JobState) -> DurationQueue:
-        if record.width > 1:
-            return self.gangs.setdefault(record.width, DurationQueue())
-        return self._bucket_of(record).queue
+        return bucket.queue
 
     def _count(self, record: JobState, sign: int) -> None:
         card_seconds = sign * record.width * record.duration
@@ -311,67 +291,64 @@ def needed(jobs: Iterable[PlannedJob]) -> frozenset[str]:
 
 
 class Dependencies:
-    """Dependencies between jobs; jobs without any cost nothing."""
+    """Dependencies between jobs."""
 
-    def __init__(self, jobs: Sequence[PlannedJob], records: Iterable[JobState]) -> None:
-        by_id = {record.job_id: record for record in records}
+    def __init__(self, jobs: Sequence[PlannedJob], records: Mapping[str, JobState]) -> None:
         self._missing: dict[str, set[str]] = {}  # blocked job -> what it still waits for
-        self._blocked_by: dict[str, list[JobState]] = {}  # job -> those that wait for it
+        #: Job -> those that wait for it, and whether they need its success.
+        self._blocked_by: dict[str, list[tuple[JobState, bool]]] = {}
         #: Jobs that can never start, and why; known before anything has run.
         self.hopeless: list[tuple[JobState, str]] = []
-        self._only_after: set[tuple[str, str]] = set()  # blocked job, job that it comes after
-        if not any(planned.needs or planned.after for planned in jobs):
-            return
         planned_by_id: dict[str, PlannedJob] = {}
         for planned in jobs:
             planned_by_id.setdefault(planned.job.job_id, planned)
         reused = {i for i, planned in planned_by_id.items() if planned.action is Action.REUSE}
         for job_id, planned in planned_by_id.items():
-            record = by_id.get(job_id)
+            record = records.get(job_id)
             needs = [needed for needed in dict.fromkeys(planned.needs) if needed not in reused]
-            after = sorted({i for i in planned.after if i in by_id and i not in planned.needs})
+            after = sorted({i for i in planned.after if i in records and i not in planned.needs})
             if record is None or not (needs or after):
                 continue
             record.phase = Phase.HELD
             self._missing[job_id] = {*needs, *after}
-            self._only_after |= {(job_id, other) for other in after}
             for other in [*needs, *after]:
-                if other in by_id:
-                    self._blocked_by.setdefault(other, []).append(record)
-            never = [needed for needed in needs if needed not in by_id]
+                if other in records:
+                    self._blocked_by.setdefault(other, []).append((record, other in needs))
+            never = [needed for needed in needs if needed not in records]
             if never:
                 self.hopeless.append((record, _why(never[0], planned_by_id.get(never[0]))))
-        self._find_circles(by_id)
+        self._find_circles(records)
 
     def ended(self, record: JobState, reason: str) -> list[tuple[JobState, str]]:
         """Dependents of an ended job, each with why it can never start, or "" if it may start."""
         decided = []
-        for blocked in self._blocked_by.pop(record.job_id, ()):
+        for blocked, needs_it in self._blocked_by.pop(record.job_id, ()):
             missing = self._missing[blocked.job_id]
             missing.discard(record.job_id)
-            comes_after = (blocked.job_id, record.job_id) in self._only_after
-            if record.state is not State.SUCCEEDED and not comes_after:
+            if blocked.phase is not Phase.HELD:
+                continue
+            if needs_it and record.state is not State.SUCCEEDED:
                 about = f": {reason}" if reason else ""
                 why = f"needs job {record.job_id}, which ended as {record.state}{about}"
                 decided.append((blocked, why))
             elif not missing:
                 decided.append((blocked, ""))
-        return [(blocked, why) for blocked, why in decided if blocked.phase is Phase.HELD]
+        return decided
 
-    def _find_circles(self, by_id: dict[str, JobState]) -> None:
-        left = {job_id: set(missing) & by_id.keys() for job_id, missing in self._missing.items()}
-        free = deque(job_id for job_id in by_id if not left.get(job_id))
-        while free:
-            job_id = free.popleft()
-            for blocked in self._blocked_by.get(job_id, ()):
-                left[blocked.job_id].discard(job_id)
-                if not left[blocked.job_id]:
-                    free.append(blocked.job_id)
-        known = {record.job_id for record, _ in self.hopeless}
-        for job_id, missing in left.items():
-            if missing and job_id not in known:
-                why = f"needs job {min(missing)}, and jobs that need each other can never start"
-                self.hopeless.append((by_id[job_id], why))
+    def _find_circles(self, records: Mapping[str, JobState]) -> None:
+        sorter = TopologicalSorter({i: ids & records.keys() for i, ids in self._missing.items()})
+        with contextlib.suppress(CycleError):
+            sorter.prepare()
+        free: set[str] = set()
+        while ready := sorter.get_ready():  # all but those in a circle, or behind one
+            free.update(ready)
+            sorter.done(*ready)
+        known = free.union(record.job_id for record, _ in self.hopeless)
+        for job_id, missing in self._missing.items():
+            if job_id not in known:
+                needed = min(missing & records.keys() - free)
+                why = f"needs job {needed}, and jobs that need each other can never start"
+                self.hopeless.append((records[job_id], why))
 
 
 def _why(job_id: str, planned: PlannedJob | None) -> str:

@@ -1,23 +1,30 @@
-"""Repeats: rows that something disturbed, and winners, are measured again before the run ends.
+"""Jobs outside the queues: those that a search holds, and rows that are measured again.
 
-A repeat starts only while nothing else waits for its kind of card, and one at a time is queued,
-first those that could change an answer; it goes back when other work comes before it has begun. It
-is not retried, and only a better row replaces the one that it repeats. Winners of a search come
-last, in a fresh process and if possible on another card.
+An ``Order`` governs jobs that neither need others nor are needed. They are held until it releases
+them, as many as there are cards free; those that are left end as NOT_STARTED with its reason.
+
+Rows that something disturbed are repeated before the run ends. A repeat starts only while nothing
+else waits for its kind of card, and one at a time is queued, first those that could change an
+answer; it goes back when other work comes before it has begun. It is not retried, and only a better
+row replaces the one that it repeats. Winners of a search come last, in a fresh process and if
+possible on another card.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.core.events import RecordRow
 from orchestrator.core.job import Accelerator, State
+from orchestrator.core.plan import SEARCH_ENDED, PlannedJob
+from orchestrator.scheduler.queues import needed
 from orchestrator.scheduler.state import JobState, Phase
 
 if TYPE_CHECKING:
+    from orchestrator.scheduler.ledger import Ledger
     from orchestrator.scheduler.pool import Pool
 
 
@@ -72,12 +79,12 @@ class Repeats:
 
     def worthwhile(self, pool: Pool) -> Iterator[JobState]:
         """Take jobs to repeat, the best first, while nothing waits for the pool's cards."""
-        flagged = self._flagged[pool.cards.accelerator]
-        if not flagged or self._judge is None or pool.unfinished.total() > _leased(pool):
+        flagged = self._flagged[pool.accelerator]
+        if not flagged or self._judge is None or pool.waiting():
             return
         for job_id in self._judge.in_order(flagged):
             record = flagged.pop(job_id)
-            if pool.cards.has_set(record.width, lambda slot: slot.usable):
+            if pool.has_set(record.width, lambda slot: slot.usable):
                 yield record
 
     def prove(self, record: JobState) -> None:
@@ -88,21 +95,22 @@ class Repeats:
         record.expect(record.estimate)
 
     def begin(self, record: JobState) -> None:
-        """Count a repeat that is being queued."""
+        """Queue a repeat."""
         record.repeats += 1
         record.start_failures = 0
         self._active[record.job.accelerator][record.job_id] = record
+        record.pool.unfinished[record.width] += 1
+        record.pool.changed = True  # whether any are left for it is to be looked at again
+        record.pool.enqueue(record)
 
     def in_the_way(self, pool: Pool) -> list[JobState]:
         """Repeats that have not begun while other work waits; they may come again."""
-        active = self._active[pool.cards.accelerator]
-        if not active:
-            return []
+        active = self._active[pool.accelerator]
         for record in [one for one in active.values() if not one.repeating]:
             del active[record.job_id]
-        idle = [record for record in active.values() if not pool.is_running(record)]
+        idle = [record for record in active.values() if not record.running]
         waiting = [record for record in idle if record.phase is not Phase.LEASED]
-        if not idle or pool.unfinished.total() - _leased(pool) <= len(waiting):
+        if not idle or pool.waiting() <= len(waiting):
             return []
         for record in idle:
             record.repeats -= 1
@@ -132,5 +140,103 @@ class Repeats:
         yield row
 
 
-def _leased(pool: Pool) -> int:
-    return sum(pool.leases.gangs.values())
+class Order(Protocol):
+    """Decides which jobs are measured next, and when enough is known."""
+
+    def governs(self, job_id: str) -> bool:
+        """Return whether a job waits for its release."""
+
+    def release(
+        self, free: Mapping[Accelerator, int], now: float, seconds: Callable[[str], float]
+    ) -> Sequence[str]:
+        """Ids of jobs to start now on so many free cards of each kind; each once in a run.
+        ``seconds`` are those of a job if it starts now, loading included."""
+
+    def learn(self, row: RecordRow) -> None:
+        """Take in a row of any job."""
+
+    def over(self, now: float) -> str:
+        """Reason why the other jobs are left unmeasured; "" while the search goes on."""
+
+    def winners(self) -> Sequence[str]:
+        """Ids of the jobs that won, worth another measurement on another card."""
+
+
+class OrderedJobs:
+    """The jobs of a run that an order governs."""
+
+    def __init__(
+        self, order: Order | None, jobs: Sequence[PlannedJob], records: Mapping[str, JobState]
+    ) -> None:
+        self._order, self._records = order, records
+        self._measured_again: set[str] = set()
+        self._governed: list[JobState] = []
+        if order is None:
+            return
+        bound = needed(jobs) | {p.job.job_id for p in jobs if p.needs or p.after}
+        for job_id, record in records.items():
+            free = record.phase is Phase.WAITING and job_id not in bound
+            if free and order.governs(job_id):
+                record.phase = Phase.HELD
+                self._governed.append(record)
+
+    @property
+    def held(self) -> list[JobState]:
+        """Jobs that wait for their release."""
+        self._governed = [one for one in self._governed if one.phase is Phase.HELD]
+        return self._governed
+
+    def winners(self, pool: Pool) -> Iterator[JobState]:
+        """Take the winners of this kind of card that are yet to be measured again: last, once
+        nothing else is left to do, and each once."""
+        if self._order is None or self.held or pool.unfinished.total():
+            return
+        for job_id in self._order.winners():
+            record = self._records.get(job_id)
+            if record is None or job_id in self._measured_again:
+                continue
+            done = record.pool is pool and record.phase is Phase.DONE
+            if done and record.job.measure.repeat_flagged:
+                self._measured_again.add(job_id)
+                yield record
+
+    def go_on(self, pools: Mapping[Accelerator, Pool], ledger: Ledger) -> None:
+        """Queue the next jobs, or end those that are left."""
+        if self._order is None or not self.held:
+            return
+        reason = self._order.over(ledger.now)
+        if not reason:
+            held = Counter[Accelerator]()  # cards that they want
+            for record in self.held:
+                held[record.job.accelerator] += record.width
+            # Cards that other unfinished jobs have or want.
+            taken = {
+                kind: sum(width * count for width, count in pool.unfinished.items()) - held[kind]
+                for kind, pool in pools.items()
+            }
+            stuck = not any(taken.values())  # even without a free card, a job must wait for one
+            free = {
+                kind: max(pool.usable_cards - taken[kind], int(stuck))
+                for kind, pool in pools.items()
+                if held[kind]
+            }
+            free = {kind: count for kind, count in free.items() if count > 0}
+            if not free:
+                return
+            warm = {worker.key for pool in pools.values() for worker in pool.idle.values()}
+
+            def seconds(job_id: str) -> float:
+                record = self._records.get(job_id)
+                if record is None:  # reused, so it does not matter
+                    return 1.0
+                return record.duration if record.key in warm else record.cold_s
+
+            released = self._order.release(free, ledger.now, seconds)
+            waiting = {record.job_id: record for record in self.held}
+            for record in filter(None, map(waiting.get, dict.fromkeys(released))):
+                record.pool.enqueue(record)
+            if released or not stuck:
+                return
+            reason = f"{SEARCH_ENDED}: it has nothing to choose from"
+        for record in self.held:
+            ledger.end_unrun(record, State.NOT_STARTED, reason)

@@ -9,23 +9,22 @@ moves on that clock when it is set (``ClockSet``). ``driver/loop.py`` and ``simu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from math import inf
 
 from orchestrator.core import events
 from orchestrator.core.job import Accelerator, State
-from orchestrator.core.outcome import Attempt, Failure, FailureClass, Outcome
+from orchestrator.core.outcome import Failure, FailureClass, Outcome
 from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.core.topology import Card, Node
 from orchestrator.grid.dependencies import things
 from orchestrator.scheduler.deadline import Deadline, anchors
 from orchestrator.scheduler.ledger import Ledger
-from orchestrator.scheduler.outcomes import OutcomeJudge, RunEnding, hang, made_up
+from orchestrator.scheduler.outcomes import OutcomeJudge, RunEnding
 from orchestrator.scheduler.pool import Pool
 from orchestrator.scheduler.queues import Dependencies, drawn, needed, replicated_cells
-from orchestrator.scheduler.repeats import FlagJudge, Repeats
-from orchestrator.scheduler.searched_jobs import Order, OrderedJobs
+from orchestrator.scheduler.repeats import FlagJudge, Order, OrderedJobs, Repeats
 from orchestrator.scheduler.state import (
     Estimates,
     JobState,
@@ -68,7 +67,6 @@ class Schedule:
         self._started = False
         self._unsupported: list[PlannedJob] = []
         self._records: dict[str, JobState] = {}
-        self._issued: dict[str, Attempt] = {}  # every attempt that ever ran
         self._next_look: float | None = None
         self._woken_for = inf
         by_kind: dict[Accelerator, list[JobState]] = {}
@@ -110,15 +108,12 @@ class Schedule:
             self._records[job_id] = record
             by_kind.setdefault(planned.job.accelerator, []).append(record)
         self._total = len(self._unsupported) + sum(r.state is None for r in self._records.values())
-        # Before the pools: it holds jobs back.
-        self._needs = Dependencies(jobs, self._records.values())
+        # Before the pools: they hold jobs back.
+        self._needs = Dependencies(jobs, self._records)
         self._ordered = OrderedJobs(order, jobs, self._records)
-        self._ledger = Ledger(self._records.values(), settings, self._repeats)
+        self._ledger = Ledger(settings, self._repeats, order)
         self._verdicts = OutcomeJudge(self._ledger)
-        self.pools = {
-            kind: Pool(kind, records, settings, self._ledger.later)
-            for kind, records in by_kind.items()
-        }
+        self.pools = {kind: Pool(kind, records, self._ledger) for kind, records in by_kind.items()}
         self._deadline = Deadline(self._records.values(), estimates, self.pools, self._ledger)
         self._stops = RunEnding(self.pools, self._verdicts)
 
@@ -127,18 +122,26 @@ class Schedule:
         if self.finished:
             return []
         self._ledger.now = max(self._ledger.now, event.at)
+        commands: list[events.Command] = []
+        self._ledger.commands = commands
         if isinstance(event, events.ClockSet):
-            self._clock_set(event.ahead_s)
-        commands = self._noted(self._react(event))
-        commands += self._noted(self._go_on(event))
+            # Recompute the time left; a budget is a duration and moves only at the first event.
+            self._ledger.ahead_s = event.ahead_s
+            if self.settings.follow_clock or not self._started:
+                self._deadline.move(self.settings.work_until - event.ahead_s)
+        if not self._started:
+            self._begin()
+        self._react(event)
+        self._go_on(event)
+        self.finished = any(isinstance(command, events.RunFinished) for command in commands)
         if not self.finished:
-            commands += self._wakes()
+            self._wake()
         return commands
 
     def counts(self) -> dict[State, int]:
         """Count the jobs of this run in each state; all states are there."""
-        leases = (lease for pool in self.pools.values() for lease in pool.leases.current.values())
-        running = sum(lease.running and not lease.record.repeating for lease in leases)
+        records = self._records.values()
+        running = sum(record.running and not record.repeating for record in records)
         counts = {state: self._ledger.tally[state] for state in State}
         counts[State.RUNNING] = running
         counts[State.PENDING] = self._total - sum(self._ledger.tally.values()) - running
@@ -146,218 +149,170 @@ class Schedule:
 
     def remaining_s(self) -> float:
         """Estimated seconds until the end, with the remaining work spread evenly."""
-        return max(
-            (pool.placement.remaining_s(self._ledger.now) for pool in self.pools.values()),
-            default=0.0,
-        )
+        return max((pool.placement.remaining_s for pool in self.pools.values()), default=0.0)
 
-    def _react(self, event: events.Event) -> Iterator[events.Command]:
-        if not self._started:
-            yield from self._begin()
-        match event:
-            case events.AttemptEnded(outcome=outcome):
-                yield from self._attempt_ended(outcome)
-            case events.WorkerReady(worker_id=worker_id):
-                for pool, worker in self._worker_of(worker_id):
-                    self._verdicts.starts.success()
-                    yield from pool.leases.ready(worker, self._ledger.now)
-            case events.WorkerStopped(worker_id=worker_id, failure=failure):
-                yield from self._worker_stopped(worker_id, failure)
-            case events.WorkerOverdue(worker_id=worker_id, reason=reason):
-                for pool, worker in self._worker_of(worker_id):
-                    if worker.state is not WorkerState.STOPPING:
-                        worker.overdue = reason
-                        yield from pool.leases.stop(worker, reason)
-            case events.WorkerQueued(worker_id=worker_id) if self._ledger.stopping:
-                for pool, worker in self._worker_of(worker_id):
-                    lease = worker.slot.lease
-                    if lease is not None and worker.state is not WorkerState.STOPPING:
-                        lease.queued = True
-                        yield from pool.leases.stop(worker, self._ledger.stopping)
-            case events.NodeJoined(node=node):
-                yield from self._node_joined(node)
-            case events.NodeLeft(node_id=node_id, reason=reason):
-                yield from self._node_left(node_id, reason)
-            case events.MoreCards(kinds=kinds):
-                for pool in self.pools.values():
-                    pool.more_cards_may_come(pool.cards.accelerator in kinds)
-            case events.StopRequested(reason=reason):
-                abort = self._ledger.stopping != "" or not self.settings.finish_running
-                yield from self._stops.stop_run(reason, abort=abort)
-
-    def _go_on(self, event: events.Event) -> Iterator[events.Command]:
-        """Run due timers, end hopeless jobs, place others, and finish."""
-        if self._verdicts.tripped and not self._ledger.stopping:
-            yield from self._stops.stop_run(self._verdicts.tripped, abort=False)
-        self._ledger.run_due()
-        if self._ledger.now >= self._ledger.work_until:
-            why = "the deadline came: all work had to end"
-            yield from self._stops.stop_run(why, abort=True)
-        if not self._ledger.stopping:
-            yield from self._deadline.give_up_late()
-        yield from self._stops.give_up()
-        yield from self._settle_needs()
-        # Others may join at the same time: the Wake that follows a node decides for all of them.
-        waits = isinstance(event, events.NodeJoined) and event.node.accelerator in self.pools
-        if not (waits or self._ledger.stopping):
-            yield from self._ordered.go_on(self.pools, self._ledger)
-        yield from self._give_up_hopeless()
-        yield from self._settle_needs()
-        for pool in self.pools.values():
-            for record in self._repeats.in_the_way(pool):
-                yield from self._ledger.end_unrun(pool, record, State.NOT_STARTED, "others wait")
-        if not waits:
-            # Only after every end of this moment: what is left without work may be repeated.
-            yield from self._assign()
-            yield from self._stops.finish_if_done()
-
-    def _noted(self, commands: Iterable[events.Command]) -> list[events.Command]:
-        given = list(commands)
-        for command in given:
-            self._verdicts.begun(command)
-            if isinstance(command, events.RecordRow):
-                self._ordered.take_in(command)
-            elif isinstance(command, events.RunAttempt):
-                self._issued[command.attempt.attempt_id] = command.attempt
-            elif isinstance(command, events.StopWorker):
-                self._stops.begun(command)
-            elif isinstance(command, events.RunFinished):
-                self.finished = True
-        return given
-
-    def _begin(self) -> Iterator[events.Command]:
+    def _begin(self) -> None:
         self._started = True
         for planned in self._unsupported:
             self._ledger.tally[State.UNSUPPORTED] += 1
-            yield events.RecordRow(
-                job=planned.job, state=State.UNSUPPORTED, reason=planned.reason, final=True
+            self._ledger.give(
+                events.RecordRow(
+                    job=planned.job, state=State.UNSUPPORTED, reason=planned.reason, final=True
+                )
             )
         for record, reason in self._needs.hopeless:
-            pool = self.pools[record.job.accelerator]
-            yield from self._ledger.end_unrun(pool, record, State.NOT_STARTED, reason)
+            self._ledger.end_unrun(record, State.NOT_STARTED, reason)
         for pool in self.pools.values():
-            pool.cards.changed = True
+            pool.changed = True
 
-    def _clock_set(self, ahead_s: float) -> None:
-        """Recompute the time left; a budget is a duration and moves only at the first event."""
-        self._ledger.ahead_s = ahead_s
-        if self._started and not self.settings.follow_clock:
-            return
-        self._deadline.move(self.settings.work_until - ahead_s)
+    def _react(self, event: events.Event) -> None:
+        workers = self._ledger.workers
+        match event:
+            case events.AttemptEnded(outcome=outcome):
+                self._attempt_ended(outcome)
+            case events.WorkerReady(worker_id=worker_id) if worker_id in workers:
+                self._ledger.starts.success()
+                workers[worker_id].pool.leases.ready(workers[worker_id])
+            case events.WorkerStopped(worker_id=worker_id) if worker_id in workers:
+                self._worker_stopped(workers[worker_id], event.failure)
+            case events.WorkerOverdue(worker_id=worker_id) if worker_id in workers:
+                worker = workers[worker_id]
+                if worker.state is not WorkerState.STOPPING:
+                    worker.overdue = event.reason
+                    worker.pool.leases.stop(worker, event.reason)
+            case events.WorkerQueued(worker_id=worker_id) if worker_id in workers:
+                worker = workers[worker_id]
+                lease, stopping = worker.lease, self._ledger.stopping
+                if stopping and lease is not None and worker.state is not WorkerState.STOPPING:
+                    lease.queued = True
+                    worker.pool.leases.stop(worker, stopping)
+            case events.NodeJoined(node=node) if node.accelerator in self.pools:
+                self._node_joined(node)
+            case events.NodeLeft(node_id=node_id, reason=reason):
+                self._node_left(node_id, f"node {node_id} is gone: {reason}")
+            case events.MoreCards(kinds=kinds):
+                for pool in self.pools.values():
+                    pool.more_cards_may_come(pool.accelerator in kinds)
+            case events.StopRequested(reason=reason):
+                abort = self._ledger.stopping != "" or not self.settings.finish_running
+                self._stops.stop_run(reason, abort=abort)
 
-    def _node_joined(self, node: Node) -> Iterator[events.Command]:
-        pool = self.pools.get(node.accelerator)
-        if pool is None:
-            return
-        self._verdicts.node_gone(node)  # if it was here before
+    def _go_on(self, event: events.Event) -> None:
+        """Run due timers, end hopeless jobs, place others, and finish."""
+        ledger = self._ledger
+        if (tripped := ledger.attempts.tripped or ledger.starts.tripped) and not ledger.stopping:
+            self._stops.stop_run(tripped, abort=False)
+        ledger.run_due()
+        if ledger.now >= ledger.work_until:
+            self._stops.stop_run("the deadline came: all work had to end", abort=True)
+        if not ledger.stopping:
+            self._deadline.give_up_late()
+        self._stops.give_up()
+        self._settle_needs()
+        # Others may join at the same time: the Wake that follows a node decides for all of them.
+        waits = isinstance(event, events.NodeJoined) and event.node.accelerator in self.pools
+        if not (waits or ledger.stopping):
+            self._ordered.go_on(self.pools, ledger)
+        self._give_up_hopeless()
+        self._settle_needs()
+        for pool in self.pools.values():
+            for record in self._repeats.in_the_way(pool):
+                ledger.end_unrun(record, State.NOT_STARTED, "others wait")
+        if not waits:
+            # Only after every end of this moment: what is left without work may be repeated.
+            self._assign()
+            self._stops.finish_if_done()
+
+    def _node_joined(self, node: Node) -> None:
+        self._node_left(node.node_id, "its node came back as a new one")  # if it was here before
         for cell_cards, before in self._cards_before:
             cell_cards.update(card for card in node.cards if (node.name, card.index) in before)
-        for lease in (yield from pool.join(node)):
-            yield from self._verdicts.lose(pool, lease, "its node came back as a new one")
+        self.pools[node.accelerator].join(node)
         # Deciding after others that join at the same time spreads the work over all.
-        yield events.Wake(at=self._ledger.now)
+        self._ledger.give(events.Wake(at=self._ledger.now))
 
-    def _node_left(self, node_id: str, reason: str) -> Iterator[events.Command]:
+    def _node_left(self, node_id: str, reason: str) -> None:
         for pool in self.pools.values():
-            if node_id in pool.cards.server_of:
-                self._verdicts.node_gone(pool.cards.server_of[node_id].nodes[node_id])
+            if node_id in pool.server_of:
+                for card in pool.server_of[node_id].nodes[node_id].cards:
+                    self._ledger.starts.withdrawn(str(card))
                 for lease in pool.leave(node_id):
-                    yield from self._verdicts.lose(pool, lease, f"node {node_id} is gone: {reason}")
+                    self._verdicts.lose(lease, reason)
 
-    def _worker_of(self, worker_id: str) -> Iterator[tuple[Pool, Worker]]:
-        for pool in self.pools.values():
-            worker = pool.leases.workers.get(worker_id)
-            if worker is not None:
-                yield pool, worker
+    def _worker_stopped(self, worker: Worker, failure: Failure | None) -> None:
+        pool, lease, was = worker.pool, worker.lease, worker.state
+        if worker.overdue and failure is None:
+            failure = Failure(FailureClass.HANG, worker.overdue)
+        pool.leases.retire(worker)
+        if lease is not None and lease.running:  # its end was not reported
+            stopping = was is WorkerState.STOPPING
+            kind = FailureClass.NODE_LOST if stopping else FailureClass.CRASH
+            failure = failure or Failure(kind, "its worker stopped")
+            self._verdicts.conclude(lease, self._verdicts.made_up(lease, State.LOST, failure))
+        elif (
+            was is WorkerState.STARTING
+            or (worker.overdue and worker.key is None)
+            or (lease is not None and was is WorkerState.BUSY)
+        ):
+            self._verdicts.start_failed(worker, lease, failure)
+        elif was is WorkerState.IDLE and failure is not None:
+            pool.count_failure(worker.slot.card, f"its idle worker died: {failure.message}")
+        pool.leases.gone(worker)
+        if worker.abandoned:
+            pool.unlock(worker.slot)
 
-    def _worker_stopped(self, worker_id: str, failure: Failure | None) -> Iterator[events.Command]:
-        for pool, worker in self._worker_of(worker_id):
-            lease, was = worker.slot.lease, worker.state
-            if worker.overdue:
-                failure = failure or hang(worker.overdue)
-            pool.leases.retire(worker)
-            if lease is not None and lease.running:  # its end was not reported
-                stopping = was is WorkerState.STOPPING
-                kind = FailureClass.NODE_LOST if stopping else FailureClass.CRASH
-                failure = failure or Failure(kind, "its worker stopped")
-                outcome = made_up(lease, State.LOST, failure, self._ledger)
-                yield from self._verdicts.conclude(pool, lease, outcome)
-            elif (
-                was is WorkerState.STARTING
-                or (worker.overdue and not worker.used)
-                or (lease is not None and was is WorkerState.BUSY)
-            ):
-                yield from self._verdicts.start_failed(pool, worker, lease, failure)
-            elif was is WorkerState.IDLE and failure is not None:
-                reason = f"its idle worker died: {failure.message}"
-                yield from pool.count_failure(worker.slot.card, reason)
-            yield from pool.leases.gone(worker, self._ledger.now)
-            if worker.abandoned:
-                pool.unlock(worker.slot)
-
-    def _attempt_ended(self, outcome: Outcome) -> Iterator[events.Command]:
-        for pool in self.pools.values():
-            lease = pool.leases.current.get(outcome.attempt_id)
-            if lease is not None and lease.running:
-                yield from self._verdicts.conclude(pool, lease, outcome)
-                if lease.record.phase is Phase.DONE and outcome.state is State.SUCCEEDED:
-                    self._deadline.learn(lease, outcome)
-                return
-        yield from self._record_late(outcome)
-
-    def _record_late(self, outcome: Outcome) -> Iterator[events.Command]:
-        """Record the late outcome (except LOST) of an attempt that was given up."""
-        attempt = self._issued.get(outcome.attempt_id)
-        if attempt is None or outcome.state is State.LOST:
+    def _attempt_ended(self, outcome: Outcome) -> None:
+        attempt = self._ledger.issued.get(outcome.attempt_id)
+        if attempt is None:
             return
-        yield events.RecordRow(
-            job=self._records[attempt.job_id].job,
-            state=outcome.state,
-            reason="came after the attempt was given up or had ended; not counted",
-            final=False,
-            attempt=attempt,
-            outcome=outcome,
-        )
+        record = self._records[attempt.job_id]
+        lease = record.lease
+        if lease is not None and lease.attempt is attempt:
+            self._verdicts.conclude(lease, outcome)
+            if record.phase is Phase.DONE and outcome.state is State.SUCCEEDED:
+                self._deadline.learn(lease, outcome)
+        elif outcome.state is not State.LOST:
+            reason = "came after the attempt was given up or had ended; not counted"
+            self._ledger.row(record, outcome.state, reason, attempt, outcome)
 
-    def _assign(self) -> Iterator[events.Command]:
+    def _assign(self) -> None:
         now = self._ledger.now
         for pool in self.pools.values() if not self._ledger.stopping else ():
             again = True
             while again:
-                look = yield from pool.placement.assign(now)
+                look = pool.placement.assign()
                 if look is not None and (self._next_look is None or self._next_look <= now):
                     self._next_look = look
-                    yield events.Wake(at=look)
+                    self._ledger.give(events.Wake(at=look))
                 again = self._repeat_next(pool)
 
     def _repeat_next(self, pool: Pool) -> bool:
         """Queue the flagged row that is most worth a repeat, if nothing else waits; a winner if
         nothing else is left."""
-        winners = self._winners(pool) if not self._ledger.unfinished else ()
-        for record in chain(self._repeats.worthwhile(pool), winners):
+        for record in chain(self._repeats.worthwhile(pool), self._winners(pool)):
             record.expect(self._estimates.estimate(record.job))
             if self._ledger.now + record.cold_s <= self._ledger.work_until:
                 self._repeats.begin(record)
-                self._ledger.repeat(pool, record)
                 self._deadline.watch(record)
                 return True
         return False
 
     def _winners(self, pool: Pool) -> Iterator[JobState]:
+        if any(other.unfinished.total() for other in self.pools.values()):
+            return
         for record in self._ordered.winners(pool):
-            if pool.cards.has_set(record.width, lambda slot: slot.usable):
+            if pool.has_set(record.width, lambda slot: slot.usable):
                 self._repeats.prove(record)
                 yield record
 
-    def _settle_needs(self) -> Iterator[events.Command]:
+    def _settle_needs(self) -> None:
         """Queue the dependents of ended jobs, or end them as well."""
         while self._ledger.ended:
             for record, why in self._needs.ended(*self._ledger.ended.popleft()):
-                pool = self.pools[record.job.accelerator]
                 if why:
-                    yield from self._ledger.end_unrun(pool, record, State.NOT_STARTED, why)
+                    self._ledger.end_unrun(record, State.NOT_STARTED, why)
                 else:
-                    pool.enqueue(record)
+                    record.pool.enqueue(record)
 
     def without_cards(self, now: float) -> str:
         """Jobs that lost their last card set, or have waited a minute for a first one, and how long
@@ -372,28 +327,28 @@ class Schedule:
             and (width in pool.had_cards or now >= given_up_at - limit_s + _NOTICE_S)
         )
 
-    def _give_up_hopeless(self) -> Iterator[events.Command]:
+    def _give_up_hopeless(self) -> None:
         for kind, pool in self.pools.items():
-            for width in pool.newly_hopeless(self._ledger.now):
-                yield events.Wake(at=pool.hopeless_at[width])
+            for width in pool.newly_hopeless():
+                self._ledger.give(events.Wake(at=pool.hopeless_at[width]))
             due = [width for width, at in pool.hopeless_at.items() if at <= self._ledger.now]
             for width in filter(pool.waiting, due):
                 reason = (
                     f"no {width} {kind} cards that it could run on are left "
-                    f"({len(pool.cards.servers)} nodes, {pool.cards.usable_cards} usable cards)"
+                    f"({len(pool.servers)} nodes, {pool.usable_cards} usable cards)"
                 )
                 for record in pool.records:
                     if record.width == width and record.phase in (Phase.WAITING, Phase.BACKOFF):
-                        yield from self._ledger.end_unrun(pool, record, State.LOST, reason)
+                        self._ledger.end_unrun(record, State.LOST, reason)
                         if self._ordered.held:  # and nothing else may happen
-                            yield events.Wake(at=self._ledger.now)
+                            self._ledger.give(events.Wake(at=self._ledger.now))
 
-    def _wakes(self) -> Iterable[events.Wake]:
-        """Yield the next time to act without an event."""
+    def _wake(self) -> None:
+        """Ask for the next time to act without an event."""
         now, until = self._ledger.now, self._ledger.work_until
         ends = (at for at in (until, until + self.settings.stop_s) if at > now)
         late = inf if self._ledger.stopping else self._deadline.next_at + _AFTER_S
         at = min(late, self._stops.next_at, *ends, inf)
         if at < inf and (at != self._woken_for or at <= now):
             self._woken_for = at
-            yield events.Wake(at=max(at, now))
+            self._ledger.give(events.Wake(at=max(at, now)))

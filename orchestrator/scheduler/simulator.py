@@ -33,8 +33,8 @@ from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.core.topology import Card, Node
 from orchestrator.scheduler.estimator import Estimate
 from orchestrator.scheduler.invariants import Invariants, InvariantViolated
+from orchestrator.scheduler.repeats import Order
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
-from orchestrator.scheduler.searched_jobs import Order
 from orchestrator.scheduler.simulated_faults import (
     WORKER_INFO,
     Chance,

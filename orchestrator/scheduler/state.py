@@ -7,21 +7,21 @@ card, since it brings its own processes and waits for the old ones to go.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import inf
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from orchestrator.core.job import Job, State
-from orchestrator.core.outcome import FailureClass, Purpose
+from orchestrator.core.outcome import Attempt, FailureClass, Purpose
 from orchestrator.core.settings import Search, search_of
-from orchestrator.core.topology import Accelerator, Card, Node, legal_groups
+from orchestrator.core.topology import Card, Node, legal_groups
 from orchestrator.scheduler.batch_size import Trial, next_size, purpose_of, timed_roughly
 from orchestrator.scheduler.estimator import PRIOR_START_S, SEARCH_FACTOR, Estimate
 
 if TYPE_CHECKING:
-    from orchestrator.scheduler.leases import Lease
+    from orchestrator.scheduler.pool import Pool
     from orchestrator.scheduler.queues import Bucket
 
 
@@ -30,7 +30,6 @@ class ScheduleSettings:
     """Settings of a run's schedule. Times are seconds."""
 
     worker_start_s: float = PRIOR_START_S  # at first; the schedule learns from those it sees start
-    max_starting: int | None = None  # warm workers that may be starting at once; None: any number
     max_attempts: int = 8  # of a job in this run, over all classes of failure
     max_start_failures: int = 5  # of workers for one job, and one more a card, till it is given up
     card_failures: int = 2  # starts without a success in between after which a card is quarantined
@@ -104,6 +103,8 @@ class JobState:
     batch_size: int = 1  # of the next attempt
     purpose: Purpose = "measure"
     reservation: Reservation | None = None
+    lease: Lease | None = None
+    pool: Pool = field(init=False)  # of the cards that it wants
     key: str = field(init=False)
     width: int = field(init=False)  # cards
     warm: bool = field(init=False)  # may use a worker that ran other jobs
@@ -130,6 +131,11 @@ class JobState:
         self.estimate = estimate
         self.load_s = factor * estimate.load_s if self.warm else 0.0
         self.duration = factor * (estimate.run_s if self.warm else estimate.total_s)
+
+    @property
+    def running(self) -> bool:
+        """Return whether an attempt at it runs."""
+        return self.lease is not None and self.lease.running
 
     @property
     def repeating(self) -> bool:
@@ -187,9 +193,8 @@ class Worker:
     state: WorkerState
     started_at: float  # time of its ``StartWorker``
     for_lease: bool  # started for one attempt, not for whatever comes
-    key: str | None = None  # the residency key of what it ran last
+    key: str | None = None  # the residency key of what it ran last; None: it has run nothing
     replicate: int | None = None  # that it serves, once it has run something
-    used: bool = False  # has run an attempt
     spoiled: bool = False  # has survived an out-of-memory: good for probes only
     overdue: str = ""  # why it was stopped, if it hung
     abandoned: bool = False  # did not stop in time; no longer waited for
@@ -198,7 +203,17 @@ class Worker:
     @property
     def fresh(self) -> bool:
         """Return whether it is up and has run nothing yet, as a new one."""
-        return self.state is WorkerState.IDLE and not self.used
+        return self.state is WorkerState.IDLE and self.key is None
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease of its card."""
+        return self.slot.lease
+
+    @property
+    def pool(self) -> Pool:
+        """The pool of its card."""
+        return self.slot.server.pool
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -208,6 +223,26 @@ class Reservation:
     record: JobState
     slots: tuple[Slot, ...]
     start_by: float  # when it should be free; what runs there meanwhile must have ended
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Lease:
+    """Lease of a card set to one attempt."""
+
+    record: JobState
+    attempt: Attempt
+    slots: SlotSet  # in rank order
+    lasts_s: float  # estimated, once it runs
+    ends_at: float  # estimated
+    ready: dict[int, Worker] = field(default_factory=dict)  # by rank
+    began_at: float | None = None  # time of its ``RunAttempt``
+    asks_passports: bool = False  # of its cards
+    queued: bool = False  # its attempt was stopped while it waited for a CPU slot
+
+    @property
+    def running(self) -> bool:
+        """Return whether its attempt runs; until then its workers are gathered."""
+        return self.began_at is not None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -256,11 +291,10 @@ SlotSet = tuple[Slot, ...]
 class Server:
     """A server with this run's cards: several nodes if they were claimed at different times."""
 
-    server_id: str
+    pool: Pool
     order: int
     nodes: dict[str, Node] = field(default_factory=dict)  # by id
     slots: dict[int, Slot] = field(default_factory=dict)  # by the card's index, in order
-    vacant: dict[int, Slot] = field(default_factory=dict)
     _groups: dict[int, tuple[SlotSet, ...]] = field(default_factory=dict)
 
     @property
@@ -268,28 +302,22 @@ class Server:
         """Number of cards of the server, this run's or not."""
         return max(node.server_cards for node in self.nodes.values())
 
-    def add(self, node: Node) -> list[Slot]:
-        """Add the cards of a node; returns their slots."""
+    def add(self, node: Node) -> None:
+        """Add the cards of a node."""
         self.nodes[node.node_id] = node
-        new = [
-            Slot(
+        for card in node.cards:
+            self.slots[card.index] = Slot(
                 card=card,
                 name=f"{node.name}/{card.accelerator}{card.index}",
                 server=self,
                 order=(self.order + 1) * 4096 + card.index,
             )
-            for card in node.cards
-        ]
-        known = {**self.slots, **{slot.card.index: slot for slot in new}}
-        self.slots = dict(sorted(known.items()))
+        self.slots = dict(sorted(self.slots.items()))
         self._groups.clear()
-        return new
 
     def remove(self, node_id: str) -> list[Slot]:
         """Remove a node and its cards; returns their slots."""
         gone = [self.slots.pop(card.index) for card in self.nodes.pop(node_id).cards]
-        for slot in gone:
-            self.vacant.pop(slot.card.index, None)
         self._groups.clear()
         return gone
 
@@ -297,10 +325,9 @@ class Server:
         """Legal sets of ``width`` of its cards, best first."""
         if width not in self._groups:
             accelerator = next(iter(self.nodes.values())).accelerator
-            legal = legal_groups(accelerator, width, self.size)
             self._groups[width] = tuple(
                 tuple(self.slots[index] for index in group)
-                for group in legal
+                for group in legal_groups(accelerator, width, self.size)
                 if all(index in self.slots for index in group)
             )
         return self._groups[width]
@@ -318,141 +345,3 @@ class Server:
             mates = (self.slots.get(mate) for mate in range(start, start + size))
             counts.append(sum(mate is None or mate.worker is not None for mate in mates))
         return counts[0], counts[1]
-
-
-class CardPool:
-    """Cards of one kind of accelerator, indexed by state."""
-
-    def __init__(self, accelerator: Accelerator) -> None:
-        self.accelerator = accelerator
-        self.servers: dict[str, Server] = {}  # by id
-        self.server_of: dict[str, Server] = {}  # by the id of a node
-        self.vacant: dict[str, Server] = {}  # servers with a card that has no worker
-        self.idle: dict[str, Worker] = {}  # on open cards that are not reserved
-        self.dirty: dict[str, Server] = {}  # servers with a card that came open
-        self.usable_cards = 0
-        self.changed = False  # cards came or went for good
-        self._joined = 0
-
-    def add(self, node: Node) -> None:
-        """Add a node; a node of the same id must have left before."""
-        server = self.servers.get(node.server_id)
-        if server is None:
-            server = Server(server_id=node.server_id, order=self._joined)
-            self._joined += 1
-        self.servers[node.server_id] = self.server_of[node.node_id] = server
-        new = server.add(node)
-        self.usable_cards += len(new)
-        self.changed = True
-        for slot in new:
-            self.refresh(slot)
-
-    def leave(self, node_id: str) -> list[Slot]:
-        """Remove a node and return its slots; the caller ends their leases and workers."""
-        server = self.server_of.pop(node_id)
-        gone = server.remove(node_id)
-        if not server.vacant:
-            self.vacant.pop(server.server_id, None)
-        if not server.nodes:
-            del self.servers[server.server_id]
-            self.dirty.pop(server.server_id, None)
-        for slot in gone:
-            if slot.worker is not None:
-                self.idle.pop(slot.worker.worker_id, None)
-            self.usable_cards -= slot.usable
-        self.changed = True
-        return gone
-
-    def slot(self, card: Card) -> Slot | None:
-        """The slot of a card that is here now."""
-        server = self.server_of.get(card.node_id)
-        return server.slots.get(card.index) if server is not None else None
-
-    def slots_of(self, node_id: str) -> list[Slot]:
-        """The slots of a node that is here now."""
-        slots = self.server_of[node_id].slots
-        return [slots[index] for index in self.server_of[node_id].nodes[node_id].card_indices]
-
-    def quarantine(self, slot: Slot, reason: str) -> None:
-        """Stop using a card until it is released."""
-        slot.quarantined = reason or "no reason given"
-        slot.quarantines += 1
-        self.usable_cards -= 1
-        self.changed = True
-        self.refresh(slot)
-
-    def release(self, slot: Slot) -> None:
-        """End a quarantine; nothing happens if the card has gone meanwhile."""
-        if self.slot(slot.card) is slot and not slot.usable:
-            slot.quarantined = ""
-            self.usable_cards += 1
-            self.changed = True
-            self.refresh(slot)
-
-    def refresh(self, slot: Slot) -> None:
-        """Update the indexes by a slot's state."""
-        server, worker = slot.server, slot.worker
-        server_id, index = server.server_id, slot.card.index
-        if server.slots.get(index) is not slot:  # its node has left
-            return
-        is_open = slot.open
-        if is_open and slot.reservation is None and worker is None:
-            server.vacant[index] = slot
-            self.vacant[server_id] = server
-        elif index in server.vacant:
-            del server.vacant[index]
-            if not server.vacant:
-                self.vacant.pop(server_id, None)
-        if worker is not None:
-            if is_open and worker.state is WorkerState.IDLE and slot.reservation is None:
-                self.idle[worker.worker_id] = worker
-            else:
-                self.idle.pop(worker.worker_id, None)
-        if is_open:
-            self.dirty[server_id] = server
-
-    def touch_all(self) -> None:
-        """Mark every server with an open card as dirty: a new job may fit there."""
-        for server_id, server in self.servers.items():
-            if any(slot.open for slot in server.slots.values()):
-                self.dirty[server_id] = server
-
-    def pick_vacant(self, *, leave_groups: bool, avoided: Collection[Card] = ()) -> Slot:
-        """A vacant card for a new warm worker, spread over servers or keeping aligned groups whole;
-        avoided ones only if there are no others."""
-        servers = list(self.vacant.values())
-        if avoided:
-            new = [s for s in servers if any(c.card not in avoided for c in s.vacant.values())]
-            servers = new or servers
-        if leave_groups:
-            server = min(servers, key=lambda s: (len(s.vacant), s.order))
-        else:
-            server = max(servers, key=lambda s: (len(s.vacant), -s.order))
-
-        def rank(slot: Slot) -> tuple[object, ...]:
-            return (slot.card not in avoided, *server.broken(slot), -slot.order)
-
-        return max(server.vacant.values(), key=rank)
-
-    def spanning_servers(self, width: int, good: Callable[[Slot], bool]) -> Iterator[list[SlotSet]]:
-        """Cards of whole good servers in joining order, by server size; ``width`` must be several
-        servers of that size."""
-        by_size: dict[int, list[SlotSet]] = {}
-        for server in self.servers.values():
-            size = server.size
-            if width > size and width % size == 0 and server.whole(good):
-                by_size.setdefault(size, []).append(tuple(server.slots.values()))
-        for size, servers in sorted(by_size.items(), reverse=True):
-            if len(servers) >= width // size:
-                yield servers
-
-    def spans(self, width: int) -> bool:
-        """Return whether a job of this width takes several servers here."""
-        return not any(server.groups(width) for server in self.servers.values())
-
-    def has_set(self, width: int, good: Callable[[Slot], bool]) -> bool:
-        """Return whether some legal set of this width has only good cards, were they all open."""
-        for server in self.servers.values():
-            if any(all(map(good, group)) for group in server.groups(width)):
-                return True
-        return self.spans(width) and any(self.spanning_servers(width, good))

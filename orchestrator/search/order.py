@@ -1,4 +1,4 @@
-"""The search of a grid's cells as the order of its jobs (``scheduler/searched_jobs.py``). Pure.
+"""The search of a grid's cells as the order of its jobs (``scheduler/repeats.py``). Pure.
 
 A cell is a job with its replicates, which are released together. Rows of earlier runs of the grid
 count as measured, so a resumed run goes on with the same search. Where the grid asks questions, the

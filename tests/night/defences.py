@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
@@ -102,10 +102,6 @@ def _nothing(*_: Any, **__: Any) -> None:
     """Do not."""
 
 
-def _no_commands(*_: Any, **__: Any) -> tuple[()]:
-    return ()
-
-
 @defence("rows kept while the disk is full", "rows wait for room", Patience, "act", first=8)
 def _forget_full_rows(act: Any, *arguments: Any) -> Any:
     with contextlib.suppress(StoreFull):
@@ -135,9 +131,9 @@ def _any_set(_: Any, __: Any, count: int, server_cards: int) -> tuple[tuple[int,
 
 
 @defence("a card is free when its process is gone", "the card has a worker already", Leases, "stop")
-def _free_at_once(stop: Any, leases: Leases, worker: Any, reason: str) -> Iterator[Command]:
-    yield from stop(leases, worker, reason)
-    yield from leases.gone(worker, 0.0)
+def _free_at_once(stop: Any, leases: Leases, worker: Any, reason: str) -> None:
+    stop(leases, worker, reason)
+    leases.gone(worker)
 
 
 @defence("a write until all is written", "is lost", SimulatedDisk, "write", first=8, on_disk=True)
@@ -153,9 +149,8 @@ def _retry_for_ever(judge: Any, *arguments: Any, **counts: int) -> retry.Verdict
 
 
 @defence("a pause before a retry", " s after ", Ledger, "retry", first=87)
-def _retry_at_once(_: Any, __: Ledger, pool: Pool, record: JobState, ___: float) -> tuple[()]:
-    pool.enqueue(record)
-    return ()
+def _retry_at_once(_: Any, __: Ledger, record: JobState, ___: float) -> None:
+    record.pool.enqueue(record)
 
 
 @defence("breaker counts failures", "others are tried", Breaker, "begun", first=867)
@@ -166,12 +161,10 @@ def _watch_the_first_only(begun: Any, breaker: Breaker, subject: str) -> None:
 
 
 @defence("quarantine of nodes", "times and is used after", Pool, "join", first=4)
-def _trust_nodes(_: Any, pool: Pool, node: Any) -> Generator[Command, None, list[Any]]:
+def _trust_nodes(join: Any, pool: Pool, node: Any) -> None:
     """A node that comes back is as good as a new one, however often it was lost."""
-    yield from ()
-    lost = pool.leave(node.node_id) if node.node_id in pool.cards.servers else []
-    pool.cards.add(node)
-    return lost
+    pool.losses.clear()
+    join(pool, node)
 
 
 @defence("a deadline follows the clock", "the end of the time", Schedule, "handle", first=14)
@@ -270,13 +263,11 @@ DEFENCES += [
     Defence(
         "rows before waiting", "the driver waits and rows are not safe", _of(RowWriter, "write")
     ),
-    Defence(
-        "cards drained for gangs", "starves: ", _of(Placement, "_reserve", _no_commands), first=7
-    ),
+    Defence("cards drained for gangs", "starves: ", _of(Placement, "_reserve"), first=7),
     Defence(
         "quarantine of cards",
         "on which no worker comes up, is tried",
-        _of(Pool, "count_failure", _no_commands),
+        _of(Pool, "count_failure"),
         first=2,
     ),
     Defence(
@@ -317,7 +308,7 @@ DEFENCES += [
     Defence("steady durations", "about the time it took", _jumping_clock, first=39),
     Defence("steady timers", "s late", _jumping_clock, first=8),
     Defence("the watchdog", "no end after", _of(Board, "overdue", lambda *_: []), first=45),
-    Defence("a card's rest after a failed start", "s of rest", _of(Pool, "rest", _no_commands)),
+    Defence("a card's rest after a failed start", "s of rest", _of(Pool, "rest")),
     Defence("the circuit breaker", "others are tried", _of(Breaker, "failure"), first=3),
     Defence("breaker's replacements", "others are tried", _of(Breaker, "withdrawn"), first=387),
     Defence(
@@ -325,7 +316,7 @@ DEFENCES += [
         "runs before",
         _of(schedule_module, "Dependencies", lambda _, records: Dependencies([], records)),
     ),
-    Defence("an end to stuck processes", "no end after", _of(RunEnding, "give_up", _no_commands)),
+    Defence("an end to stuck processes", "no end after", _of(RunEnding, "give_up")),
     Defence("no use of a stuck card", "no end after", _of(Pool, "lock_away"), first=11),
     Defence(
         "refusals are events",

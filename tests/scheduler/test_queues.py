@@ -59,7 +59,8 @@ def test_sums_are_those_of_what_waits(
 ) -> None:
     pending = PendingJobs()
     waiting = [record(order, kind) for order, kind in enumerate(loaded)]
-    pending.load(waiting)
+    for each in waiting:
+        pending.push(each)
     check(pending, waiting)
     coming = [record(100 + order, kind) for order, kind in enumerate(pushed)]
     while coming or waiting:

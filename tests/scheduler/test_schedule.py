@@ -86,7 +86,8 @@ def test_an_idle_worker_takes_another_model_before_a_new_worker_is_started() -> 
 
 def test_a_job_does_not_wait_for_a_worker_that_overruns() -> None:
     estimates = Fixed(load_s=0.1, by_name={"a": 4.0, "b": 2.0})
-    cluster = busy_cluster(job("a"), job("b"), cards=2, estimates=estimates, max_starting=1)
+    cluster = busy_cluster(job("a"), job("b"), cards=1, estimates=estimates)
+    cluster.join(node("n2", cards=1))
     assert cluster.only().job.dataset == "a"
     assert not cluster.starting
     waited = 0
@@ -98,10 +99,9 @@ def test_a_job_does_not_wait_for_a_worker_that_overruns() -> None:
 
 
 def test_no_worker_is_started_for_work_that_is_done_sooner_without() -> None:
-    cluster = busy_cluster(
-        *numbered(4), estimates=Fixed(run_s=0.5, load_s=0.1), worker_start_s=8.0, max_starting=1
-    )
-    cluster.play_out()
+    cluster = busy_cluster(*numbered(4), cards=1, estimates=Fixed(run_s=0.5, load_s=0.1))
+    cluster.join(node("n2"))
+    cluster.play_out(took=0.5)
     assert len([c for c in cluster.log if isinstance(c, StartWorker)]) == 1
 
 
@@ -110,14 +110,6 @@ def test_new_workers_are_spread_over_the_nodes() -> None:
     cluster = Cluster(planned(*numbered(4)))
     cards = cards_of(cluster.join(node("n1"), node("n2"), node("n3"), node("n4")))
     assert sorted(card.node_id for card in cards) == ["n1", "n2", "n3", "n4"]
-
-
-def test_only_so_many_workers_start_at_once() -> None:
-    """Eight processes importing together on two cores take a minute."""
-    cluster = cluster_of(*numbered(8), max_starting=2)
-    assert len(cluster.starting) == 2
-    cluster.ready(next(iter(cluster.starting)))
-    assert len(cluster.starting) == 2
 
 
 def test_jobs_go_to_cards_of_their_kind() -> None:

@@ -225,7 +225,7 @@ def test_a_card_whose_process_does_not_end_is_not_used_and_nobody_waits_for_it()
     assert stuck.cards[0] in {
         slot.card
         for pool in cluster.schedule.pools.values()
-        for server in pool.cards.servers.values()
+        for server in pool.servers.values()
         for slot in server.slots.values()
         if slot.usable
     }
