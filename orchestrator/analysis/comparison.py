@@ -184,11 +184,6 @@ class JobPair:
     differences: tuple[Difference, ...] = ()  # that forbid a comparison
 
     @property
-    def slower_by(self) -> float:
-        """Loss of throughput as a share, 0.1 for ten per cent; negative for a gain."""
-        return 1 - self.ratio.value
-
-    @property
     def broken(self) -> bool:
         """Return whether the job succeeded before and fails now."""
         worked = self.before.state is State.SUCCEEDED
@@ -236,7 +231,7 @@ class RunComparison:
 
     def regressions(self, limit: float) -> tuple[JobPair, ...]:
         """Significant losses of at least ``limit`` (0.05 for five per cent)."""
-        return tuple(c for c in self.slower if c.slower_by >= limit)
+        return tuple(c for c in self.slower if 1 - c.ratio.value >= limit)
 
     @property
     def broken(self) -> tuple[JobPair, ...]:

@@ -371,11 +371,6 @@ class Line:
     #: Devices without a figure at the same batch size: best figures are compared.
     best_against_best: frozenset[str] = frozenset()
 
-    @property
-    def ours(self) -> bool:
-        """Return whether this run measured it."""
-        return self.row is not None
-
     def speedup(self, device: str) -> str:
         """Return the speed-up over a device as text."""
         text = times(self.speedups.get(device))
@@ -385,7 +380,7 @@ class Line:
     def training(self) -> str:
         """Training steps and their time; for rows of this run, the projected time."""
         figure = self.figure
-        if figure.steps is None or not self.ours:
+        if figure.steps is None or self.row is None:
             return f"{figure.steps:,} in {figure.time}" if figure.steps else ""
         samples = figure.steps * figure.batch_size * figure.cards
         return f"{figure.steps:,} would take {seconds(samples / figure.value)}"
@@ -424,7 +419,7 @@ class Comparison:
     @property
     def measured(self) -> bool:
         """Return whether any line is from this run."""
-        return any(line.ours for line in self.lines)
+        return any(line.row is not None for line in self.lines)
 
 
 def against_published(

@@ -107,11 +107,6 @@ class Ranking:
         return Verdict.NOT_KNOWN if unknown else Verdict.TIED
 
     @property
-    def contenders(self) -> int:
-        """Number of ranked rows."""
-        return len(self.ranked)
-
-    @property
     def winner(self) -> Measurement | None:
         """The row that beats all others, if any."""
         return self.fastest if self.verdict is Verdict.CLEAR_WINNER else None

@@ -374,7 +374,7 @@ def summarize(
     unanswered = tuple(one for one in predictions if one.job_id not in answered)
     rankings, of_unit = rankings_of(fit, settings, bounds), Counter[str]()
     for one in rankings:
-        of_unit[one.unit] += one.contenders
+        of_unit[one.unit] += len(one.ranked)
 
     def place(one: Ranking) -> tuple[object, ...]:
         """Put the unit of most rows first, and of one unit the fastest."""

@@ -177,7 +177,7 @@ def _with_figures(
     bounds = bounds_of(raised)
     rankings = rankings_of(fit, settings, bounds)
     # With two units, the one with more rows is ranked.
-    largest = max(rankings, key=lambda ranking: ranking.contenders, default=None)
+    largest = max(rankings, key=lambda ranking: len(ranking.ranked), default=None)
     units = [row.metrics.throughput_unit for row in rows if row.metrics.throughput_unit]
     unit = largest.unit if largest is not None else next(iter(units), "")  # all are flagged
     own = [ranking for ranking in rankings if ranking.unit == unit]

@@ -12,7 +12,7 @@ from orchestrator.core.errors import NotComparable, OptionError, StoreError
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.topology import Node, parse_emulation
 from orchestrator.driver.plan import no_cards_text, own_nodes
-from orchestrator.software.bisect import Bisector, meter_of
+from orchestrator.software.bisect import Bisector, measure_of
 from orchestrator.software.repro import SCRIPT, rows_of_runs, write_folder
 from orchestrator.store.store import find_run
 from orchestrator.util import output
@@ -110,9 +110,9 @@ def run_bisect(args: argparse.Namespace) -> int:
     package = args.package or _package_of(row)
     versions = _versions(package, args.good, args.bad)
     output.say_aside(f"{package}: {len(versions)} versions from {args.good} to {args.bad}")
-    with meter_of(row.job, package, _node_of(row), row.threads or 1) as meter:
+    with measure_of(row.job, package, _node_of(row), row.threads or 1) as measure:
         bisector = Bisector(
-            meter.speed,
+            measure,
             noise=LEAST_NOISE if args.noise is None else args.noise,
             processes=args.processes,
             report=lambda step: output.say_aside(step.text(args.good)),

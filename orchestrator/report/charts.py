@@ -364,10 +364,10 @@ def published_chart(one: Comparison, title: str) -> str:
     parts = []
     for y, line in enumerate(one.lines):
         figure, at = line.figure, high * y
-        who = "this run" if line.ours else "published"
+        who = "this run" if line.row else "published"
         name = f"{who}: {figure.title}"
         length = 340 * figure.value / top
-        kind = "ours" if line.ours else "theirs"
+        kind = "ours" if line.row else "theirs"
         box = f'y="{at + 3}" width="{length:.1f}" height="{high - 6}"'
         parts += [
             text_at(0, at + 17, one_line(name, 50)),

@@ -267,7 +267,7 @@ def _change_json(change: JobPair, limit: float | None) -> dict[str, object]:
         ],
     }
     if limit is not None:
-        record["regression"] = change.significant and change.slower_by >= limit
+        record["regression"] = change.significant and 1 - change.ratio.value >= limit
     return record
 
 

@@ -234,7 +234,7 @@ def _published(summary: Summary) -> Iterator[Record]:
     for one in summary.published:
         for line in one.lines:
             yield (
-                {"task": one.about.task, "who": "this run" if line.ours else "published"}
+                {"task": one.about.task, "who": "this run" if line.row else "published"}
                 | _FIGURE(line.figure)
                 | {f"speedup_over_{device}": line.speedups.get(device) for device in REFERENCES}
                 | {"best_against_best": ", ".join(sorted(line.best_against_best))}

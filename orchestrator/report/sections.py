@@ -561,7 +561,7 @@ def _published(summary: Summary) -> Section:
             yield Figure(drawing=charts.published_chart(one, title), caption=one.title)
 
     lines = [line for one in summary.published for line in one.lines]
-    sources = dict.fromkeys(line.figure.source for line in lines if not line.ours)
+    sources = dict.fromkeys(line.figure.source for line in lines if line.row is None)
     remarks = [note for one in summary.published for note in one.notes]
     remarks += [
         f"{one.about.task}: {units.plural(one.emulated, 'row')} of emulated cards left out."
@@ -609,7 +609,7 @@ def _published_row(one: Comparison, line: Line) -> tuple[str | Cell, ...]:
         about += ["random weights"] * bool(row.random_weights)
         about += ["synthetic data"] * bool(row.synthetic_data)
     return (
-        Cell(text="this run" if line.ours else "published", style="good" if line.ours else ""),
+        Cell(text="this run" if line.row else "published", style="good" if line.row else ""),
         Cell(
             text=f"{task.task}, {task.model}, {units.plural(task.cards, 'card')}",
             notes=tuple(task_notes),

@@ -71,7 +71,7 @@ class Roofline:
         """Values and derivatives by the parameters of ``PARAMETERS``, in their order."""
         o, s, weights, experts, r, k, f, p, a, capacity, level = np.exp(parameters)
         roles = (Role.CARDS, Role.LOAD, Role.INPUT, Role.OUTPUT)
-        cards, load, tokens_in, tokens_out = (self.space.physical(role)[rows] for role in roles)
+        cards, load, tokens_in, tokens_out = (self.space.physical[role][rows] for role in roles)
         context = tokens_in + tokens_out / 2
         log_cards = np.log(cards)
         full = (load * context / (capacity * cards**1.5)) ** _CORNER
@@ -110,7 +110,7 @@ class Plane:
 
     def __init__(self, space: Space, level: float = 0.0, spread: float = 3.0) -> None:
         roles = (Role.LOAD, Role.INPUT, Role.OUTPUT, Role.CARDS)
-        logs = [np.log(space.physical(role)) for role in roles]
+        logs = [np.log(space.physical[role]) for role in roles]
         columns = [column - column.mean() for column in logs if np.ptp(column) > 0]
         self._design = np.stack([np.ones(space.size), *columns], axis=1)
         self.start = np.array([level, *(0.0 for _ in columns)])

@@ -52,7 +52,8 @@ class Space:
         columns = {name: [cell.get(name) for cell in cells] for name in roles}
         features: dict[str, list[Floats]] = {kind: [] for kind in KINDS}
         codes: list[NDArray[np.intp]] = []
-        self._physical = {
+        #: Values by role, shape (cells,): the product of its settings, 1 without any.
+        self.physical = {
             role: np.ones(self.size) for role in (Role.LOAD, Role.INPUT, Role.OUTPUT, Role.CARDS)
         }
         for name, role in sorted(roles.items()):
@@ -65,8 +66,8 @@ class Space:
                 if len(known) > 1:
                     codes.append(np.array([known[str(value)] for value in values]))
                 continue
-            if role in self._physical:
-                self._physical[role] = self._physical[role] * np.maximum(numbers, 1e-9)
+            if role in self.physical:
+                self.physical[role] = self.physical[role] * np.maximum(numbers, 1e-9)
             if numbers.min() < numbers.max():
                 kind = next(kind for kind, its in KINDS.items() if role in its)
                 low = numbers.min()
@@ -76,18 +77,10 @@ class Space:
             for kind, columns in features.items()
         }
         self._codes = np.stack(codes, axis=1) if codes else np.zeros((self.size, 0), dtype=np.intp)
+        self.categories = len(codes)  # settings without an order that differ between cells
         sizes = np.concatenate([self._features[kind] for kind in KINDS], axis=1)
         parts = {**self._features, "size": sizes, "category": self._codes}
         self._numbers = {part: _numbered(columns) for part, columns in parts.items()}
-
-    @property
-    def categories(self) -> int:
-        """Count the settings without an order that differ between cells."""
-        return int(self._codes.shape[1])
-
-    def physical(self, role: Role) -> Floats:
-        """Values of one role, shape (cells,): the product of its settings, 1 without any."""
-        return self._physical[role]
 
     def distinct(self, part: str, rows: Rows) -> tuple[Rows, Rows | slice]:
         """Cells that differ in a part of the settings, and which of them each row is like.

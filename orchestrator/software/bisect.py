@@ -22,7 +22,7 @@ import statistics
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.analysis.ratio import LEAST_NOISE, Rate, Ratio, ratio_of
@@ -99,19 +99,14 @@ class Bisection:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class Bisector:
-    """Compares versions by their speeds in fresh processes."""
+    """Compares versions by their speeds in fresh processes, at least ``processes`` of each."""
 
-    def __init__(
-        self,
-        measure: Measure,
-        *,
-        noise: float = LEAST_NOISE,
-        processes: int = PROCESSES,
-        report: Callable[[Step], None] = lambda step: None,
-    ) -> None:
-        self._measure, self._noise, self._report = measure, noise, report
-        self._fewest, self._most = processes, max(processes, MOST_PROCESSES)
+    measure: Measure
+    noise: float = LEAST_NOISE
+    processes: int = PROCESSES
+    report: Callable[[Step], None] = lambda step: None
 
     def find(self, versions: Sequence[str]) -> Bisection:
         """Find the change between the first version, a good one, and the last, a bad one.
@@ -122,23 +117,29 @@ class Bisector:
         first, last = versions[0], versions[-1]
         ratio = self._compare(last, first, lambda ratio: _clear(ratio, math.sqrt(ratio.value)))
         ends = Step(version=last, ratio=ratio, slow=ratio.value < 1, clear=ratio.decided)
-        self._report(ends)
+        self.report(ends)
         if not (ends.slow and ends.clear):
             raise NotComparable(
                 f"{last} is not slower than {first}: {_ratio_text(ratio)} its speed, after "
-                f"{self._most if not ends.clear else 'enough'} processes of each"
+                f"{'enough' if ends.clear else max(self.processes, MOST_PROCESSES)} processes each"
             )
         middle = math.sqrt(ratio.value)
         steps = {last: ends}
         good, bad, change = 0, len(versions) - 1, ratio
         while between := [v for v in versions[good + 1 : bad] if v not in steps]:
             version = between[len(between) // 2]
-            step = steps[version] = self._step(version, first, middle)
-            self._report(step)
-            if step.ratio is not None and step.slow:
-                bad, change = versions.index(version), step.ratio
-            elif step.ratio is not None:
-                good = versions.index(version)
+            try:
+                ratio = self._compare(version, first, lambda ratio: _clear(ratio, middle))
+            except NotComparable as error:
+                steps[version] = Step(version=version, reason=str(error))
+            else:
+                slow, clear = ratio.value < middle, _clear(ratio, middle)
+                steps[version] = Step(version=version, ratio=ratio, slow=slow, clear=clear)
+                if slow:
+                    bad, change = versions.index(version), ratio
+                else:
+                    good = versions.index(version)
+            self.report(steps[version])
         if good:
             change = self._compare(versions[bad], versions[good], lambda ratio: ratio.decided)
         return Bisection(
@@ -149,25 +150,16 @@ class Bisector:
             skipped=tuple(versions[good + 1 : bad]),
         )
 
-    def _step(self, version: str, good: str, middle: float) -> Step:
-        try:
-            ratio = self._compare(version, good, lambda ratio: _clear(ratio, middle))
-        except NotComparable as error:
-            return Step(version=version, reason=str(error))
-        slow = ratio.value < middle
-        return Step(version=version, ratio=ratio, slow=slow, clear=_clear(ratio, middle))
-
     def _compare(self, version: str, base: str, enough: Callable[[Ratio], bool]) -> Ratio:
         """Ratio of two versions' speeds, with as many processes as are enough."""
         speeds: dict[str, list[float]] = {base: [], version: []}
         while True:
             for name in (base, version) if len(speeds[base]) % 2 else (version, base):
-                speeds[name].append(self._measure(name))
+                speeds[name].append(self.measure(name))
             count = len(speeds[base])
-            if count >= max(2, self._fewest):
-                rates = (_rate(speeds[version]), _rate(speeds[base]))
-                ratio = ratio_of(*rates, noise=self._noise)
-                if enough(ratio) or count >= self._most:
+            if count >= max(2, self.processes):
+                ratio = ratio_of(_rate(speeds[version]), _rate(speeds[base]), noise=self.noise)
+                if enough(ratio) or count >= max(self.processes, MOST_PROCESSES):
                     return ratio
 
 
@@ -195,58 +187,39 @@ def with_version(software: str, package: str, version: str) -> str:
     return " ".join(sorted([*others, f"{package}=={version}"]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Meter:
-    """Measures a job in fresh worker processes of a node of this machine, without Ray."""
+def _outcome(name: str, job: Job, node: Node, facts: HostFacts) -> RankOutcome:
+    """Run a job in a fresh worker process of a node of this machine, without Ray."""
+    card = node.cards[0]
+    command = StartWorker(worker_id=name, card=card, kind=job.process_kind)
+    process = WorkerProcess(start_request(command, node, facts, WORKER, {}))
+    limit = threading.Timer(LIMIT_S + JOB_LIMIT_S, process.stop, ["it hangs"])
+    limit.daemon = True
+    limit.start()
+    try:
+        started = process.start()
+        if isinstance(started, Failure):
+            raise NotComparable(started.message)
+        attempt = Attempt(attempt_id=name, job_id=job.job_id, number=1, job=job, cards=(card,))
+        answer = process.run(Run(name, attempt))
+    finally:
+        limit.cancel()
+        process.stop("it was measured")
+    return unpickled(answer) if isinstance(answer, bytes) else answer
 
-    job: Job
-    package: str
-    node: Node
-    facts: HostFacts
-    _numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def speed(self, version: str) -> float:
-        """Return the job's speed with a version, in a fresh process.
-
-        Raises:
-            NotComparable: the version cannot be installed, or the job fails with it.
-        """
-        settings = dict(self.job.parameters)
-        named = str(settings.get("software", DEFAULT_SOFTWARE))
-        software = with_version(named, self.package, version)
-        parameters = tuple(sorted((settings | {"software": software}).items()))
-        job = replace(self.job, parameters=parameters)
-        name = f"bisect-{next(self._numbers)}"
-        card = self.node.cards[0]
-        command = StartWorker(worker_id=name, card=card, kind=job.process_kind)
-        process = WorkerProcess(start_request(command, self.node, self.facts, WORKER, {}))
-        limit = threading.Timer(LIMIT_S + JOB_LIMIT_S, process.stop, ["it hangs"])
-        limit.daemon = True
-        limit.start()
-        try:
-            started = process.start()
-            if isinstance(started, Failure):
-                raise NotComparable(started.message)
-            attempt = Attempt(attempt_id=name, job_id=job.job_id, number=1, job=job, cards=(card,))
-            answer = process.run(Run(name, attempt))
-        finally:
-            limit.cancel()
-            process.stop("it was measured")
-        return self._speed_of(unpickled(answer) if isinstance(answer, bytes) else answer)
-
-    def _speed_of(self, outcome: RankOutcome) -> float:
-        if outcome.result is None:
-            raise NotComparable(outcome.failure.message if outcome.failure else "it has no result")
-        declared = registry.throughput_of(self.job.workload)
-        counts = declared.counts if declared is not None else "items"
-        samples = outcome.result.samples
-        try:
-            speed = (_fastest if self.node.computes_on_host else throughput)(samples, counts)
-        except (ValueError, ZeroDivisionError) as error:
-            raise NotComparable(f"no repeat has a figure: {error}") from error
-        if speed <= 0:
-            raise NotComparable(f"its repeats did no work: {counts} are 0")
-        return speed
+def _speed(outcome: RankOutcome, job: Job, node: Node) -> float:
+    if outcome.result is None:
+        raise NotComparable(outcome.failure.message if outcome.failure else "it has no result")
+    declared = registry.throughput_of(job.workload)
+    counts = declared.counts if declared is not None else "items"
+    try:
+        of_samples = _fastest if node.computes_on_host else throughput
+        speed = of_samples(outcome.result.samples, counts)
+    except (ValueError, ZeroDivisionError) as error:
+        raise NotComparable(f"no repeat has a figure: {error}") from error
+    if speed <= 0:
+        raise NotComparable(f"its repeats did no work: {counts} are 0")
+    return speed
 
 
 def _fastest(samples: Sequence[Sample], counts: str) -> float:
@@ -260,13 +233,19 @@ def _fastest(samples: Sequence[Sample], counts: str) -> float:
 
 
 @contextlib.contextmanager
-def meter_of(job: Job, package: str, node: Node, threads: int) -> Iterator[Meter]:
-    """Yield a meter with a spawner of its own, which ends with the block."""
+def measure_of(job: Job, package: str, node: Node, threads: int) -> Iterator[Measure]:
+    """Yield the measure of a job, with a spawner of its own, which ends with the block."""
+    settings, numbers = dict(job.parameters), itertools.count()
+    named = str(settings.get("software", DEFAULT_SOFTWARE))
     with tempfile.TemporaryDirectory() as logs:
         spawner = OwnSpawner((), threads=threads, log=Path(logs, "spawner.log"))
-        try:
-            server = spawner.shared.path
-            facts = HostFacts(threads=threads, version="", server=server, log_dir=logs)
-            yield Meter(job=job, package=package, node=node, facts=facts)
-        finally:
-            spawner.close()
+        server = spawner.shared.path
+        facts = HostFacts(threads=threads, version="", server=server, log_dir=logs)
+
+        def speed(version: str) -> float:
+            software = {"software": with_version(named, package, version)}
+            own = replace(job, parameters=tuple(sorted((settings | software).items())))
+            return _speed(_outcome(f"bisect-{next(numbers)}", own, node, facts), own, node)
+
+        with contextlib.closing(spawner):
+            yield speed

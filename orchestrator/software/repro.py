@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import datetime, timezone
 from itertools import pairwise
@@ -117,8 +117,19 @@ def folder_of(row: Measurement, history: Iterable[Measurement] = ()) -> dict[str
     notes += ["Others took its processor: the figure is a lower bound.\n"] if better > 1 else []
     notes += [f"Its row does not rank: {doubt.flags}.\n"] if doubt.flags else []
     prompts = _prompts(row)
+    # The variables of the row's worker; of an emulated card, those of the host's processors.
+    kind, _ = split_kind(row.job.process_kind)
+    index = row.card_indices[0] if row.card_indices else 0
     device = "cpu" if row.emulated else row.accelerator.device
-    unit = row.metrics.throughput_unit
+    shown = environment_for(device, index, threads=row.threads, kind=kind)
+    unit, at = row.metrics.throughput_unit, row.started_at
+    day = None if at is None else datetime.fromtimestamp(at, tz=timezone.utc)
+    # A build's own suffix is in no index.
+    pins = sorted(
+        f"{name}=={version.partition('+')[0]}\n"
+        for name, version in row.versions.items()
+        if name not in _NO_PACKAGES and version[:1].isdecimal()
+    )
     source = "of the runs beside it" if degrees < KNOWN else "that is assumed"
     text = _TEXT.format(
         label=row.job.label,
@@ -127,12 +138,12 @@ def folder_of(row: Measurement, history: Iterable[Measurement] = ()) -> dict[str
         packages=PACKAGES,
         script=SCRIPT,
         program=f"commit {row.git_commit}" if row.git_commit else row.versions.get("nightgrid", ""),
-        when=_day(row.started_at),
+        when="at an unknown time" if day is None else f"on {day:%Y-%m-%d}",
         where=f"{row.device_name}{' (an emulated card)' if row.emulated else ''}",
         measured=f"{rate.value:.5g} {unit}",
         noise=f"a noise of {noise:.1%} between processes {source}",
         note="".join(notes),
-        environment=_environment(row, device),
+        environment=pformat({**variables_of(kind), **shown}, width=96),
         threads=row.threads or 1,
         request=_request(row, PROMPTS if prompts else row.dataset),
         device=device,
@@ -142,7 +153,7 @@ def folder_of(row: Measurement, history: Iterable[Measurement] = ()) -> dict[str
         high=rate.value * width * better,
         unit=unit,
     )
-    files = {SCRIPT: text, PACKAGES: _packages(row.versions)}
+    files = {SCRIPT: text, PACKAGES: "".join(pins)}
     return files | ({PROMPTS: prompts} if prompts else {})
 
 
@@ -197,20 +208,6 @@ def write_folder(
     return list(files)
 
 
-def _day(at: float | None) -> str:
-    if at is None:
-        return "at an unknown time"
-    return f"on {datetime.fromtimestamp(at, tz=timezone.utc):%Y-%m-%d}"
-
-
-def _environment(row: Measurement, device: str) -> str:
-    """The variables of the row's worker; of an emulated card, those of the host's processors."""
-    kind, _ = split_kind(row.job.process_kind)
-    index = row.card_indices[0] if row.card_indices else 0
-    shown = environment_for(device, index, threads=row.threads, kind=kind)
-    return pformat({**variables_of(kind), **shown}, width=96)
-
-
 def _request(row: Measurement, dataset: str) -> str:
     """The keyword arguments of the row's ``Request``, one a line."""
     parameters, settings = registry.find_workload(row.workload).split(
@@ -248,13 +245,3 @@ def _prompts(row: Measurement) -> str:
         return ""
     text = "".join(map(json_line, examples))
     return text if len(text) <= _MOST_CHARACTERS else ""
-
-
-def _packages(versions: Mapping[str, str]) -> str:
-    """Pins of the row's packages; a build's own suffix is in no index."""
-    pins = [
-        f"{name}=={version.partition('+')[0]}\n"
-        for name, version in versions.items()
-        if name not in _NO_PACKAGES and version[:1].isdecimal()
-    ]
-    return "".join(sorted(pins))

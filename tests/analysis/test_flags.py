@@ -203,8 +203,8 @@ def test_oversubscribed_gangs_rank_among_gangs_of_their_size() -> None:
         a_row("bf16", 8, **full, rate=300.0),
     ]
     summary = summarize(rows)
-    assert sorted(ranking.contenders for ranking in summary.rankings) == [1, 1, 2]
-    (pair,) = [ranking for ranking in summary.rankings if ranking.contenders == 2]
+    assert sorted(len(ranking.ranked) for ranking in summary.rankings) == [1, 1, 2]
+    (pair,) = [ranking for ranking in summary.rankings if len(ranking.ranked) == 2]
     assert pair.winner == rows[0]
     assert "4 processes of 1 thread on a host of 2 cores" in to_markdown(summary)
 
@@ -247,7 +247,7 @@ def test_a_flagged_row_ranks_nowhere_and_is_listed() -> None:
     ((row, reason),) = flagged.rows
     assert calm.rankings[0].fastest.job_id == row.job_id and reason == REASON
     assert loud.rankings[0].fastest.job_id != row.job_id
-    assert loud.rankings[0].contenders == calm.rankings[0].contenders - 1
+    assert len(loud.rankings[0].ranked) == len(calm.rankings[0].ranked) - 1
     (table,) = loud.tables
     assert row in table.cells.values()
     assert row.job_id in table.flagged - table.best

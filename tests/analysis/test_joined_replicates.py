@@ -118,7 +118,7 @@ def test_the_report_says_over_what_an_interval_is() -> None:
     assert scopes(table) == "± is the interval over 3 processes"
     assert cell(table, "bf16", "8").text == "102.0"
     (ranking,) = summary.rankings
-    assert ranking.contenders == 2
+    assert len(ranking.ranked) == 2
     (line,) = next(one.table for one in sections(summary) if one.id == "replicates").rows
     assert line[1] == "3 of 3" and line[2].endswith("over 3 processes")
     alone = summarize([replicate(1, 100.0)])

@@ -135,7 +135,7 @@ def test_no_label_stands_for_two(data: st.DataObject, workload: str) -> None:
     assert len(set(tables)) == len(tables)
     for ranking in summary.rankings:
         told = [summary.chosen(row) for row in (ranking.fastest, *ranking.tied)]
-        assert len(set(told)) == len(told) == ranking.contenders
+        assert len(set(told)) == len(told) == len(ranking.ranked)
 
 
 def test_what_changes_nothing_is_told_only_where_nothing_else_tells_two_apart() -> None:
@@ -173,5 +173,5 @@ def test_rows_of_an_earlier_version_meet_those_of_this_one() -> None:
     earlier = row_of(a_job(parameters=(("batching", "refill"),), precision="fp32"))
     summary = summarize([now, earlier])
     (ranking,), (table,) = summary.rankings, summary.tables
-    assert ranking.contenders == len(table.cells) == 2
+    assert len(ranking.ranked) == len(table.cells) == 2
     assert set(map(str, summary.labels.values())) == {"bf16", "fp32"}
