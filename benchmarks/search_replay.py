@@ -483,7 +483,7 @@ class _Night:
     def _measured(self, order: SearchOrder) -> Iterator[str]:
         """Jobs in the order of a search, which learns each, until it ends."""
         while not order.over(0.0):
-            released = order.release({self.jobs[0].accelerator: 1}, 0.0)
+            released = order.release({self.jobs[0].accelerator: 1}, 0.0, lambda job_id: 1.0)
             if not released:
                 return
             for name in released:

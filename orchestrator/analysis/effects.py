@@ -173,8 +173,8 @@ def _candidates(
     for row, technique in chosen:
         experiments.setdefault(row.experiment, []).append(dict(technique))
         places.setdefault((*_size(row), technique), row)
-    of_all = baseline([one for group in experiments.values() for one in group], defaults)
-    own = {name: baseline(group, defaults, share=0.5) for name, group in experiments.items()}
+    of_all = _baseline([one for group in experiments.values() for one in group], defaults)
+    own = {name: _baseline(group, defaults, share=0.5) for name, group in experiments.items()}
     steps = cache(_steps)
     for bases in (own, dict.fromkeys(own, of_all)):
         usual = {name: frozenset(base.items()) for name, base in bases.items()}
@@ -206,7 +206,7 @@ def _steps(technique: Technique, base: Technique) -> list[tuple[_Change, Techniq
     ]
 
 
-def baseline(rows: Sequence[Choices], defaults: Choices, *, share: float = 0.0) -> Choices:
+def _baseline(rows: Sequence[Choices], defaults: Choices, *, share: float = 0.0) -> Choices:
     """Return each choice's default if frequent enough, else its commonest value.
 
     Frequent: at least ``share`` times the count of the commonest, and not 0. Ties go to the widest

@@ -243,17 +243,22 @@ class SearchOrder:
         self.search.running.discard(self._row_of[row.job.job_id])
 
     def release(
-        self,
-        free: Mapping[Accelerator, int],
-        now: float,
-        seconds: Callable[[str], float] | None = None,
+        self, free: Mapping[Accelerator, int], now: float, seconds: Callable[[str], float]
     ) -> Sequence[str]:
         """Jobs of the next cells, until their cards are as many as are free; ``seconds`` are those
         of a job if it starts now, loading included."""
         if self._began is None:
             self._began = now
-        if seconds is not None:
-            self._price(seconds)
+
+        def cost(rows: Rows) -> Floats:
+            of_cells = [self.cells[row] for row in rows]
+            return np.array(
+                [sum(j.cards * seconds(j.job_id) for j in jobs) + _MOMENT_S for jobs in of_cells]
+            )
+
+        # Gains count by card-second, so that of equals a model that is loaded comes first.
+        for search in (self.search, *(one.search for one in self.questions)):
+            search.cost = cost
         left = dict(free)
         jobs: list[Job] = []
         while any(count > 0 for count in left.values()):
@@ -270,18 +275,6 @@ class SearchOrder:
                     self.search.running.add(row)
                     jobs += self.cells[row]
         return [job.job_id for job in jobs]
-
-    def _price(self, seconds: Callable[[str], float]) -> None:
-        """Let gains count by card-second, so that of equals a model that is loaded comes first."""
-
-        def cost(rows: Rows) -> Floats:
-            of_cells = [self.cells[row] for row in rows]
-            return np.array(
-                [sum(j.cards * seconds(j.job_id) for j in jobs) + _MOMENT_S for jobs in of_cells]
-            )
-
-        for search in (self.search, *(one.search for one in self.questions)):
-            search.cost = cost
 
     def _next(self, count: int, barred: Collection[int], now: float) -> list[int]:
         """Rows to measure next: in turn for the questions that have no sure answer, the least sure
@@ -400,12 +393,11 @@ class SearchOrder:
         if answer is None:
             limits = ", ".join(map(str, settings.constraints if settings is not None else ()))
             return f"no measured cell keeps {limits} ({tried})" if limits else tried
-        lead = f", {answer.lead:.1%} ahead of the next" if answer.next_row is not None else ""
         share = settings.within if settings is not None else None
         within = f"within {share:.0%} of " if share else ""
         return (
-            f"best {name} {answer.value:.5g}: {self.cells[answer.row][0].label}{lead}; {within}the "
-            f"best of all with probability {answer.probability:.2f} ({tried})"
+            f"best {name} {answer.value:.5g}: {self.cells[answer.row][0].label}; {within}the best "
+            f"of all with probability {answer.probability:.2f} ({tried})"
         )
 
     def _measured(self) -> int:

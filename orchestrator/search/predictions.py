@@ -103,9 +103,13 @@ def _of_kind(
         belief = search.predictions(metric, unmeasured)
         from_earlier = len(rests_on & earlier)
         own_count = len(rests_on) - from_earlier
-        roofline = isinstance(metric.mean, Roofline)
         for row, log_value, deviation, chance in zip(unmeasured, *belief, runs, strict=True):
             job = of_jobs[row]
+            # 12 measured, 40 of earlier runs with this cell, roofline prior
+            words = [f"{own_count} measured"] if own_count else []
+            itself = " with this cell" if row in rests_on else ""
+            words += [f"{from_earlier} of earlier runs{itself}"] if from_earlier else []
+            words += ["roofline prior"] if isinstance(metric.mean, Roofline) else []
             yield Prediction(
                 job_id=job.job_id,
                 label=str(labels[job.job_id]),
@@ -125,13 +129,5 @@ def _of_kind(
                 runs=float(chance),
                 measured=own_count,
                 earlier=from_earlier,
-                basis=_basis(own_count, from_earlier, row in rests_on, roofline),
+                basis=", ".join(words),
             )
-
-
-def _basis(measured: int, earlier: int, itself: bool, roofline: bool) -> str:
-    """``12 measured, 40 of earlier runs with this cell, roofline prior``."""
-    words = [f"{measured} measured"] if measured else []
-    if earlier:
-        words.append(f"{earlier} of earlier runs{' with this cell' if itself else ''}")
-    return ", ".join([*words, *(["roofline prior"] if roofline else [])])

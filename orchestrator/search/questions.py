@@ -40,8 +40,6 @@ _QUANTILES = np.array([NormalDist().inv_cdf((at + 0.5) / 24) for at in range(24)
 #: not named.
 _NEGLIGIBLE, _HARDLY, _WORTH_NAMING = 1e-7, 1e-3, 0.01
 _MOST_CHANGES = 3
-#: Rivals that are looked at first.
-_LIKELIEST = 100
 _CERTAIN = Doubt()
 
 
@@ -207,19 +205,14 @@ class Inquiry:
         lowest = (own.mean[contenders] - 3 * own.deviation[contenders]).min() + margin
         above = cells.may_keep * normal_cdf((mean - lowest) / deviation)
         rivals = np.flatnonzero(above > _NEGLIGIBLE)
-        rivals = rivals[np.argsort(-above[rivals], kind="stable")]
-
-        def chance(at: int, rivals: NDArray[np.intp]) -> float:
+        chances = []
+        for at in contenders:
             others = rivals[rivals != at]
             aims = own.mean[at] + own.deviation[at] * _QUANTILES + margin
             z = (mean[others] - aims[:, None]) / deviation[others]
             lost = np.minimum(cells.may_keep[others] * normal_cdf(z), 1 - 1e-12)
-            return float(cells.keeps[at] * np.exp(np.log1p(-lost).sum(axis=1)).mean())
-
-        # The likeliest rivals leave most contenders no chance.
-        first = [chance(at, rivals[:_LIKELIEST]) for at in contenders]
-        every = zip(contenders, first, strict=True)
-        return np.array([chance(at, rivals) if one > _NEGLIGIBLE else one for at, one in every])
+            chances.append(cells.keeps[at] * np.exp(np.log1p(-lost).sum(axis=1)).mean())
+        return np.array(chances)
 
     def _with_lead(
         self,

@@ -61,7 +61,7 @@ class Limit:
 
     def probability(self, belief: Belief) -> Floats:
         """Probability that a value with this belief keeps the bound."""
-        below = probability_below(belief, log(self.bound))
+        below = normal_cdf((log(self.bound) - belief.mean) / belief.deviation)
         return below if self.at_most else 1.0 - below
 
 
@@ -73,9 +73,6 @@ class Answer:
     value: float
     #: Probability that no other cell is better by more than the tolerance.
     probability: float
-    #: The measured cell that comes next, None if there is none, and by what factor it is beaten.
-    next_row: int | None
-    lead: float
 
 
 @dataclass(slots=True)
@@ -194,26 +191,17 @@ class Search:
         if not keeping:
             return None
         sign = self.objective.sign
-        ordered = sorted(keeping, key=lambda row: (-sign * log(keeping[row]), row))
-        best = ordered[0]
-        following = ordered[1] if len(ordered) > 1 else None
-        lead = abs(keeping[best] / keeping[following] - 1.0) if following is not None else 0.0
+        best = min(keeping, key=lambda row: (-sign * log(keeping[row]), row))
         left = self._candidates(add=sorted(self.running))
         chances = np.zeros(len(left))
         if len(left):
             belief = _turned(self._believe(self.objective, left), sign)
             aim = sign * log(keeping[best]) + log(1.0 + tolerance)
-            chances = 1.0 - probability_below(belief, aim)
+            chances = 1.0 - normal_cdf((aim - belief.mean) / belief.deviation)
             for limit in self.limits:
                 chances = chances * limit.probability(self._believe(limit.metric, left))
             chances = chances * self.chance_of_success(left)
-        return Answer(
-            row=best,
-            value=keeping[best],
-            probability=float(np.prod(1.0 - chances)),
-            next_row=following,
-            lead=lead,
-        )
+        return Answer(row=best, value=keeping[best], probability=float(np.prod(1.0 - chances)))
 
     def _keeping(self) -> dict[int, float]:
         """Measured cells that keep every limit, with the objective's values."""
@@ -321,11 +309,6 @@ _QUANTILES = np.array([NormalDist().inv_cdf((at + 0.5) / 6) for at in range(6)])
 def normal_cdf(z: Floats) -> Floats:
     """Cumulative standard normal distribution, to 2e-4."""
     return 0.5 * (1.0 + np.tanh(0.7978845608 * (z + 0.044715 * z**3)))
-
-
-def probability_below(belief: Belief, log_bound: float) -> Floats:
-    """Probability that a value is at most the bound."""
-    return normal_cdf((log_bound - belief.mean) / belief.deviation)
 
 
 def expected_improvement(belief: Belief, best: float | None) -> Floats:

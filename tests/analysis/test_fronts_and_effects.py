@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from measurement_factory import Night, a_job, precision_grid, with_interval
 from planted_lies import rows_of_the_card
 
-from orchestrator.analysis.effects import baseline, effects_of, scalings_of
+from orchestrator.analysis.effects import effects_of, scalings_of
 from orchestrator.analysis.rankings import fronts_of
 from orchestrator.analysis.selection import settings_of
 from orchestrator.analysis.summary import Summary, summarize
@@ -157,13 +157,6 @@ def test_an_effect_is_the_geometric_mean_over_batch_sizes() -> None:
     assert effect.ratio.decided and effect.ratio.low is not None and effect.ratio.low < 4.0
     noisy = [tuned(100, half=20), tuned(104, half=20, padding="packing")]
     assert not effects_of(noisy, settings_of(noisy))[0].ratio.decided
-
-
-def test_the_baseline_is_the_default_or_else_the_commonest() -> None:
-    seen = [{"a": a, "b": b} for a, b in ("10", "00", "20", "01")]
-    assert baseline(seen, {"a": "0", "b": "0"}) == {"a": "0", "b": "0"}
-    assert baseline(seen, {"a": "2", "b": "1"}) == {"a": "2", "b": "1"}
-    assert baseline(seen, {"a": "3", "b": "1"}, share=0.5) == {"a": "0", "b": "0"}
 
 
 def test_each_experiment_has_a_baseline_of_its_own() -> None:

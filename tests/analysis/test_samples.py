@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 
-import numpy as np
 import pytest
 from core_cases import a_sample as sample
 from hypothesis import given
@@ -15,8 +14,6 @@ from orchestrator.analysis.samples import (
     LEAST_SAMPLES,
     LEVEL,
     NOTHING,
-    cluster_index,
-    critical_index,
     hump_ratio_of,
     mann_kendall,
     metrics_of,
@@ -84,13 +81,6 @@ def test_the_trend_by_hand_and_too_few_samples_say_nothing() -> None:
     assert slope_of([1, 3, 5, 7]) == 2.0
     long = [float(i) for i in range(1000)]
     assert slope_of(long) == pytest.approx(1.0)
-
-
-def test_the_cluster_index_by_hand() -> None:
-    index, *groups = cluster_index(np.array([0.0, 1.0, 0.0, 1.0, 0.0, 1.0]))
-    assert index == 0.0 and [list(group) for group in groups] == [[0, 0, 0], [1, 1, 1]]
-    assert [critical_index(n) for n in (10, 100, 10_000)] == [0.092, 0.279, 0.349]
-    assert 0.206 < critical_index(40) < 0.243
 
 
 def test_repeats_of_unlike_size_are_not_tested() -> None:

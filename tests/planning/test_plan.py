@@ -20,7 +20,7 @@ from rich.console import Console
 from orchestrator.cli.main import main
 from orchestrator.core.errors import ClusterError, GridError
 from orchestrator.core.job import Accelerator, Job, State
-from orchestrator.core.plan import NOTHING, Action, PastRow, Plan
+from orchestrator.core.plan import Action, PastRow, Plan
 from orchestrator.core.topology import Node, assumed_servers, parse_emulation
 from orchestrator.grid.dependencies import Thing
 from orchestrator.grid.parser import Grid
@@ -158,10 +158,6 @@ def test_unsupported_precisions_carry_the_tables_reason_even_if_forced() -> None
         assert entry.reason in planned.reason
 
 
-def test_every_model_takes_the_settings_that_all_workloads_have() -> None:
-    assert make_plan(one("threads: 2"), EMULATED, []).jobs[0].action is Action.RUN
-
-
 def test_packages_of_precisions_that_will_run_are_imported_once_on_a_processor() -> None:
     """Before workers are forked: of int4, and not of fp8, which does not run on this card."""
     made = one("engine: transformers\naxes: {precision: [fp32, fp8, int4]}")
@@ -244,22 +240,6 @@ def planned(body: str, spec: str) -> Plan:
     made = one(body)
     nodes = parse_emulation(spec, made.accelerators())
     return make_plan(made, nodes, [], estimator=Flat())  # type: ignore[arg-type]
-
-
-def test_what_is_reused_takes_no_time() -> None:
-    made = one("precision: bf16")
-    rows = [past(made.jobs()[0], State.SUCCEEDED)]
-    plan = make_plan(made, EMULATED, rows, estimator=Flat())  # type: ignore[arg-type]
-    assert plan.jobs[0].action is Action.REUSE
-    assert (card_seconds(plan), plan.duration) == (0.0, NOTHING)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0.0 s"), (9.94, "9.9 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (3725, "1 h 02 min")],
-)
-def test_durations_are_said_as_a_person_would(seconds: float, text: str) -> None:
-    assert duration_text(seconds) == text
 
 
 def printed(plan: Plan, *, terminal: bool) -> str:
@@ -443,20 +423,20 @@ def test_replicates_are_jobs_of_their_own() -> None:
     assert all(dict(job.parameters) == dict(once[0].parameters) for job in thrice)
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "1001", "'3'", "2.5", "null"])
-def test_a_number_that_is_none_is_refused(value: str) -> None:
-    with pytest.raises(GridError, match="replicates"):
-        cells(f"replicates: {value}")
-
-
-def test_replicates_count_against_the_most_jobs_of_a_grid() -> None:
-    with pytest.raises(GridError, match="1,002,000 jobs"):
-        cells("replicates: 1000\naxes: {batch_size: 1..1002}")
-
-
-def test_replicates_that_would_replace_each_others_adapter_are_refused() -> None:
-    with pytest.raises(GridError, match="replicates: 3 with save_adapter"):
-        cells("workload: finetuning\nreplicates: 3\naxes: {}\nsave_adapter: mine\nmethod: lora")
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        *((f"replicates: {value}", "replicates") for value in ("0", "1001", "'3'", "2.5", "null")),
+        ("replicates: 1000\naxes: {batch_size: 1..1002}", "1,002,000 jobs"),
+        (
+            "workload: finetuning\nreplicates: 3\naxes: {}\nsave_adapter: mine\nmethod: lora",
+            "replicates: 3 with save_adapter",  # each would replace the others'
+        ),
+    ],
+)
+def test_replicates_that_cannot_be_are_refused(more: str, message: str) -> None:
+    with pytest.raises(GridError, match=message):
+        cells(more)
 
 
 def test_the_plan_says_what_replicates_cost() -> None:

@@ -83,15 +83,6 @@ def test_the_time_left_is_never_negative_and_is_nothing_at_the_end(
     assert min(seconds) >= 0.0 and seconds[-1] == pytest.approx(0.0, abs=1e-6 * max(seconds))
 
 
-@given(ESTIMATES, FACTORS, st.integers(1, 8), st.sampled_from((0.5, 3600.0)))
-def test_the_unit_of_time_does_not_matter(
-    estimates: list[float], factors: list[float], cards: int, scale: float
-) -> None:
-    seconds = list(looks(estimates, factors, cards))
-    scaled = list(looks(estimates, factors, cards, scale))
-    assert scaled == pytest.approx([scale * each for each in seconds], rel=1e-6, abs=1e-6 * scale)
-
-
 def test_jobs_that_take_ten_times_as_long_as_estimated_make_the_others_so() -> None:
     some = jobs(12)
     remaining = Remaining(planned(job, 2.0) for job in some)
@@ -206,14 +197,6 @@ def test_a_running_jobs_time_is_no_longer_left_and_an_overrun_is_not_negative() 
     begun, later = left_s(remaining, now), left_s(remaining, now + 5.0)
     assert begun - later == pytest.approx(5.0, rel=0.3)
     assert left_s(remaining, now + 100.0) > later
-
-
-def test_a_long_job_that_has_begun_counts_with_its_rest() -> None:
-    some = jobs(9)
-    remaining = Remaining(planned(job, 100.0 if job is some[-1] else 10.0) for job in some)
-    remaining.begin("long", some[-1].job_id, 0.0)
-    assert runs(remaining, some[:-1], 10.0, 0.0) == 80.0
-    assert left_s(remaining, 80.0) < 50.0
 
 
 def test_the_longest_job_bounds_the_time_left_and_repeats_are_added() -> None:

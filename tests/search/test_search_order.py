@@ -124,11 +124,6 @@ def test_cells_like_those_that_failed_come_late() -> None:
     assert len(set(search.propose(4)) & set(large)) < len(set(before.propose(4)) & set(large))
 
 
-def test_a_batch_covers_both_engines() -> None:
-    rows = a_search().propose(8)
-    assert {CELLS[row]["engine"] for row in rows} == {"one", "other"}
-
-
 def test_cheap_cells_come_first_among_equals() -> None:
     cells = [{"engine": name} for name in ("a", "b", "c", "d")]
     space = Space(cells, {"engine": Role.CATEGORY})

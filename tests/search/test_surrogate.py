@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, log
+from math import exp
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from orchestrator.search.search import (
     Search,
     expected_area_gain,
     expected_improvement,
-    probability_below,
 )
 from orchestrator.search.space import Role, Space
 from orchestrator.search.surrogate import Belief, Surrogate
@@ -118,12 +117,6 @@ def test_an_area_grows_only_beyond_the_front(points: list[tuple[float, float]]) 
         assert expected_area_gain(*inside, known)[0] == pytest.approx(0.0, abs=1e-6)
         beyond = Belief(np.array([x + 0.1]), sure), Belief(np.array([y + 0.1]), sure)
         assert expected_area_gain(*beyond, known)[0] >= 0.01 - 1e-6
-
-
-def test_a_belief_at_the_bound_keeps_it_half_of_the_time() -> None:
-    belief = Belief(np.array([log(2.0)]), np.array([0.3]))
-    assert probability_below(belief, log(2.0))[0] == pytest.approx(0.5)
-    assert probability_below(belief, log(20.0))[0] > 0.99
 
 
 def test_settings_without_numbers_are_categories() -> None:
