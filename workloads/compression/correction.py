@@ -109,15 +109,6 @@ def add_biases(model: Any) -> int:
     return count
 
 
-def _scale_rows(layer: Any, factors: torch.Tensor) -> bool:
-    """Multiply the scales of a layer's rows in place; False where its layout has none a row."""
-    scale = getattr(layer.weight, "scale", None)
-    if scale is None or scale.dim() != 2 or scale.shape[0] != len(factors):
-        return False
-    scale.mul_(factors[:, None].to(scale.dtype))
-    return True
-
-
 #: A row's scale changes by at most this factor: channels that hardly vary are noise.
 _MOST_SCALED = 2.0
 
@@ -152,7 +143,9 @@ def correct_outputs(
             known = (made.deviation > 0) & (goal.deviation > 0)
             factors = torch.where(known, goal.deviation / made.deviation, 1.0)
             factors = factors.clamp(1 / _MOST_SCALED, _MOST_SCALED)
-            if _scale_rows(layer, factors):
+            scale = getattr(layer.weight, "scale", None)  # not in every layout one a row
+            if scale is not None and scale.dim() == 2 and len(scale) == len(factors):
+                scale.mul_(factors[:, None].to(scale.dtype))
                 scales += 1
                 whole, centre = (whole - bias) * factors + bias, (centre - bias) * factors + bias
         if mean and layer.bias is not None:

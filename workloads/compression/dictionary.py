@@ -37,16 +37,6 @@ def layers_of(model: Any) -> dict[str, Any]:
     return layers
 
 
-def vectors_of(name: str, weight: torch.Tensor, length: int) -> torch.Tensor:
-    """Weights as vectors in float32 on the host: [number, kernel size or ``length``]."""
-    size = weight[0, 0].numel()
-    if size == 1 and weight.shape[1] % length:
-        raise Unsupported(
-            f"dictionary_length: the {weight.shape[1]} inputs of {name} are no multiple of {length}"
-        )
-    return weight.detach().float().cpu().reshape(-1, size if size > 1 else length)
-
-
 def pursue(
     vectors: torch.Tensor, atoms: torch.Tensor, terms: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,7 +89,14 @@ def code(layers: Mapping[str, Any], count: int, terms: int, length: int) -> byte
     by_length: dict[int, dict[str, torch.Tensor]] = {}
     scales: dict[str, torch.Tensor] = {}  # so that layers of small weights count as much
     for name, layer in layers.items():
-        vectors = vectors_of(name, layer.weight, length)
+        weight, size = layer.weight.detach(), layer.weight[0, 0].numel()
+        if size == 1 and weight.shape[1] % length:
+            raise Unsupported(
+                f"dictionary_length: the {weight.shape[1]} inputs of {name} are no multiple of "
+                f"{length}"
+            )
+        # Kernels of a convolution, pieces of a linear layer's rows.
+        vectors = weight.float().cpu().reshape(-1, size if size > 1 else length)
         scales[name] = vectors.square().mean().sqrt().clamp(min=torch.finfo(torch.float32).tiny)
         by_length.setdefault(vectors.shape[1], {})[name] = vectors / scales[name]
     tensors: dict[str, torch.Tensor] = {}

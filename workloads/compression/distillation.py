@@ -68,7 +68,7 @@ def summed_kl(
 class KeptLogits:
     """A teacher's largest logits at the learned positions of samples, on disk."""
 
-    rows: dict[tuple[int, ...], tuple[int, int]]  # a sample's ids and prompt -> from row, count
+    rows: dict[TrainingSample, tuple[int, int]]  # -> from row, count
     values: Any  # [rows, kept], float32, mapped
     ids: Any  # [rows, kept], int32, mapped
     made_s: float  # 0: they were there
@@ -76,7 +76,7 @@ class KeptLogits:
 
     def has(self, samples: Sequence[TrainingSample]) -> bool:
         """Tell if all of these samples are cached; held-out ones are not."""
-        return all(_key(sample) in self.rows for sample in samples)
+        return all(sample in self.rows for sample in samples)
 
     def of(self, samples: Sequence[TrainingSample], positions: int) -> tuple[Any, Any]:
         """Values and ids [samples, positions, kept] of padded samples; 0 elsewhere."""
@@ -86,16 +86,12 @@ class KeptLogits:
         values = torch.zeros(shape)
         ids = torch.zeros(shape, dtype=torch.long)
         for row, sample in enumerate(samples):
-            start, count = self.rows[_key(sample)]
+            start, count = self.rows[sample]
             first = sample.prompt_tokens - 1  # predicts the first learned token
             rows, places = slice(start, start + count), slice(first, first + count)
             values[row, places] = torch.from_numpy(self.values[rows].copy())
             ids[row, places] = torch.from_numpy(self.ids[rows].astype("int64"))
         return values, ids
-
-
-def _key(sample: TrainingSample) -> tuple[int, ...]:
-    return (sample.prompt_tokens, *sample.ids)
 
 
 #: Divisor of a narrower student's inner channels.
@@ -219,20 +215,6 @@ class Taught:
         values, ids = (aligned(guide, inputs.labels, positions)[0] for guide in (values, ids))
         return summed_kl(student, values, labels, temperature, ids)
 
-    def own_loss(self, inputs: Inputs, logits: torch.Tensor, positions: Any) -> torch.Tensor:
-        """The teacher's own loss; an objective that ignores the student's logits."""
-        own: torch.Tensor = self.logits(inputs, positions)
-        return self.training.plain_loss(inputs, own, positions)  # type: ignore[no-any-return]
-
-    def look_at_held_out(self) -> None:
-        """Compute held-out metrics before the first step."""
-        training = self.training
-        if training.held_out_loss is None:
-            return
-        if not training.first_step:  # not resumed
-            training.metrics["held_out_kl_before"] = training.held_out_loss(self.divergence)
-        training.metrics["teacher_held_out_loss"] = training.held_out_loss(self.own_loss)
-
     def keep(self, samples: Sequence[TrainingSample], data: DataPlan, collate: Any) -> None:
         """Read the largest logits of these samples from the node's cache, else compute them."""
         import numpy as np
@@ -240,14 +222,14 @@ class Taught:
 
         from workloads.util.contents import fingerprint
 
-        unique = list({_key(sample): sample for sample in samples}.values())
+        unique = list(dict.fromkeys(samples))
         teacher = f"{fingerprint(self.directory)} {self.arithmetic()}"
         digest = hashlib.sha256(f"{_FORMAT}\n{LARGEST}\n{teacher}\n".encode())
         rows, start = {}, 0
         for sample in unique:
-            rows[_key(sample)] = (start, sample.learned_tokens)
+            rows[sample] = (start, sample.learned_tokens)
             start += sample.learned_tokens
-            digest.update(repr(_key(sample)).encode())
+            digest.update(repr((sample.prompt_tokens, *sample.ids)).encode())
         made_s = 0.0
 
         def build(directory: Path) -> None:
@@ -288,13 +270,6 @@ class Taught:
         by_onednn = "matmul_backend" in self.training.details
         products = "onednn" if by_onednn else torch.get_float32_matmul_precision()
         return f"{self.teacher.dtype} {autocast} {attention} {products} {kind}"
-
-    def end_step(self) -> None:
-        """Count the teacher's time, except in the first step, whose start is unknown."""
-        if self.ends:
-            self.counted += self.stamps
-        self.stamps = []
-        self.ends.append(self.training.device.stamp())
 
     def share(self) -> float | None:
         """Share of the steps' time that the teacher took."""
@@ -575,19 +550,34 @@ class Distillation(Technique):
     def before_steps(
         self, training: Training, rehearse: Callable[[int], set[tuple[int, ...]]]
     ) -> None:
-        if self._taught is not None:  # not earlier: passes are now as they are in the steps
-            self._taught.look_at_held_out()
+        taught = self._taught
+        if taught is None or training.held_out_loss is None:
+            return
+
+        def of_teacher(inputs: Inputs, _: torch.Tensor, positions: Any) -> torch.Tensor:
+            return training.plain_loss(inputs, taught.logits(inputs, positions), positions)
+
+        # Not earlier: passes are now as they are in the steps.
+        if not training.first_step:  # not resumed
+            training.metrics["held_out_kl_before"] = training.held_out_loss(taught.divergence)
+        training.metrics["teacher_held_out_loss"] = training.held_out_loss(of_teacher)
 
     def after_step(self, training: Training, step: int) -> None:
-        if self._taught is not None:
-            self._taught.end_step()
+        taught = self._taught
+        if taught is None:
+            return
+        if taught.ends:  # the first step's beginning is unknown
+            taught.counted += taught.stamps
+        taught.stamps.clear()
+        taught.ends.append(training.device.stamp())
 
     def after_steps(self, training: Training) -> None:
-        if self._taught is None:
+        taught = self._taught
+        if taught is None:
             return
-        if (share := self._taught.share()) is not None:
+        if (share := taught.share()) is not None:
             training.metrics["teacher_share"] = share
-        if (kept := self._taught.kept) is not None:
+        if (kept := taught.kept) is not None:
             how = f"computed in {kept.made_s:.3g} s" if kept.made_s else "read"
             training.details["teacher_logits"] = (
                 f"{kept.values.shape[1]} largest of {len(kept.values):,} positions, "

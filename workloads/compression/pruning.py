@@ -353,7 +353,7 @@ class Sparsity(Technique):
                 unsupported=True,
             )
         if self.cluster_steps is not None:
-            yield from self._trained_again(job)
+            yield from self._trained_again(job, self.cluster_steps)
         if self.dictionary_atoms is not None:
             yield from self._by_dictionary(job, self.dictionary_atoms)
         if self.sparsity == "2:4":
@@ -361,9 +361,9 @@ class Sparsity(Technique):
         elif self.sparsity != "none":
             yield from self._emptied(job)
 
-    def _trained_again(self, job: JobDescription) -> Iterator[Refusal]:
+    def _trained_again(self, job: JobDescription, shared_steps: int) -> Iterator[Refusal]:
         steps = int(job.parameters.get("steps") or 0)
-        if self.cluster_steps is not None and self.cluster_steps >= steps > 0:
+        if shared_steps >= steps > 0:
             yield Refusal(
                 setting="cluster_steps",
                 reason=f"the job has {steps} steps, and weights are shared after one of them",
@@ -375,7 +375,7 @@ class Sparsity(Technique):
                 reason="gradual channels are removed after the last step, and shared after that",
                 hint="write sparsity_schedule: once",
             )
-        if self.sparsity_schedule == "gradual" and (self.cluster_steps or 0) * 4 > steps > 0:
+        if self.sparsity_schedule == "gradual" and shared_steps * 4 > steps > 0:
             yield Refusal(
                 setting="cluster_steps",
                 reason="the share of zeros grows through three quarters of the steps",
@@ -447,7 +447,8 @@ class Sparsity(Technique):
         pruned = self._pruned = Pruned(layers=layers)
         if self.sparsity_schedule == "gradual":
             training.stateful["masks"] = pruned
-        training.metrics["layer_bytes_before"] = float(_bytes(layers.values()))
+        before = sum(layer.weight.nbytes for layer in layers.values())
+        training.metrics["layer_bytes_before"] = float(before)
         _note_loss(training, "dense_loss")
         if self.sparsity == "none":
             return
@@ -475,16 +476,35 @@ class Sparsity(Technique):
             self._pruned.masks.clear()
             remove_channels(training.model, self._channels(training.model, self.share))
         layers = self._layers(training.model)
-        after = _bytes(layers.values())
+        total = sum(layer.weight.numel() for layer in layers.values())
+        after = sum(layer.weight.nbytes for layer in layers.values())
         if self.sparsity == "2:4":
-            after = sum(_two_of_four_bytes(layer.weight) for layer in layers.values())
+            after = (
+                after // 2 + total // 8
+            )  # half of the values, and two bits for the place of each
         if self.cluster_bits is not None:
-            after = self._coded(training, self.cluster_bits)
+            from workloads.compression.sharing import CODED_FILE
+
+            shared = self._shared or self._begin_sharing(training, self.cluster_bits)
+            data, figures = shared.coded()
+            training.metrics |= figures
+            training.saved_files[CODED_FILE] = data
+            after = len(data)
         if self.dictionary_atoms is not None:
-            after = self._in_atoms(training, layers, self.dictionary_atoms)
+            from workloads.compression import dictionary
+
+            _note_loss(training, "unshared_loss")
+            atoms, terms, length = (
+                self.dictionary_atoms,
+                self.dictionary_terms,
+                self.dictionary_length,
+            )
+            data = dictionary.code(layers, atoms, terms, length)
+            training.metrics["dictionary_error"] = dictionary.replace_weights(layers, data)
+            training.saved_files[dictionary.DICTIONARY_FILE] = data
+            after = len(data)
         training.metrics["layer_bytes_after"] = float(after)
         zeros = sum(int((layer.weight == 0).sum()) for layer in layers.values())
-        total = sum(layer.weight.numel() for layer in layers.values())
         training.metrics["zero_share"] = zeros / total
         text = self._summary(zeros / total, len(layers))
         training.details["sparsity"] = training.origin["sparsity"] = text
@@ -533,33 +553,12 @@ class Sparsity(Technique):
         self._shared.average_states(training.optimizer)
         return self._shared
 
-    def _coded(self, training: Training, bits: int) -> int:
-        """Code the shared layers, for the saved model's directory; return the file's bytes."""
-        from workloads.compression.sharing import CODED_FILE
-
-        shared = self._shared or self._begin_sharing(training, bits)
-        coded = shared.coded()
-        training.metrics["entropy_bits"] = coded.entropy_bits
-        training.metrics["coded_bits"] = coded.coded_bits
-        training.saved_files[CODED_FILE] = coded.data
-        return len(coded.data)
-
     def _layers(self, model: Any) -> Mapping[str, Any]:
         if self.dictionary_atoms is None:
             return prunable_layers(model)
         from workloads.compression.dictionary import layers_of
 
         return layers_of(model)
-
-    def _in_atoms(self, training: Training, layers: Mapping[str, Any], atoms: int) -> int:
-        """Code layers by a dictionary, for the saved model's directory; return the file's bytes."""
-        from workloads.compression import dictionary
-
-        _note_loss(training, "unshared_loss")
-        data = dictionary.code(layers, atoms, self.dictionary_terms, self.dictionary_length)
-        training.metrics["dictionary_error"] = dictionary.replace_weights(layers, data)
-        training.saved_files[dictionary.DICTIONARY_FILE] = data
-        return len(data)
 
     def _summary(self, zeros: float, layers: int) -> str:
         if self.sparsity == "channels":
@@ -618,16 +617,6 @@ class Pruned:
 def _note_loss(training: Training, name: str) -> None:
     if training.held_out_loss is not None:
         training.metrics[name] = training.held_out_loss()
-
-
-def _bytes(layers: Iterable[Any]) -> int:
-    return sum(layer.weight.numel() * layer.weight.element_size() for layer in layers)
-
-
-def _two_of_four_bytes(weight: torch.Tensor) -> int:
-    """Bytes of half the values, and two bits for the place of each."""
-    kept = weight.numel() // 2
-    return kept * weight.element_size() + kept // 4
 
 
 SPECS = (Sparsity,)

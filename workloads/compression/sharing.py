@@ -9,7 +9,6 @@ decodable layers. It saves disk, not time: layers are expanded before use.
 from __future__ import annotations
 
 import heapq
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,14 +31,6 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """One layer after sharing: symbols and their values."""
-
-    symbols: Array  # one a weight
-    values: Array  # float32, by symbol
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Coded:
     """Symbols as bits."""
 
@@ -48,20 +39,16 @@ class Coded:
     lanes: Array  # position of every 1,024th symbol in the bits
     count: int
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that a reader needs, besides the values."""
-        return len(self.data) + self.lengths.size + self.lanes.nbytes
 
-
-def share(weights: Array, bits: int) -> Shared:
-    """Gather nonzero weights into 2**bits values."""
+def share(weights: Array, bits: int) -> tuple[Array, Array]:
+    """Gather nonzero weights into 2**bits values: a symbol for each weight in a row, and the value
+    of each symbol in float32; symbol 0 is zero."""
     flat = weights.astype(np.float32).ravel()
     some = flat != 0
     ordered = np.sort(flat[some]).astype(np.float64)
     count = min(2**bits, len(np.unique(ordered)))
     if not count:
-        return Shared(symbols=np.zeros(flat.size, np.int32), values=np.zeros(1, np.float32))
+        return np.zeros(flat.size, np.int32), np.zeros(1, np.float32)
     sums = np.concatenate([[0.0], np.cumsum(ordered)])
     centres = np.linspace(ordered[0], ordered[-1], count)
     for _ in range(_ITERATIONS):
@@ -73,10 +60,9 @@ def share(weights: Array, bits: int) -> Shared:
         if np.allclose(moved, centres, rtol=0, atol=1e-12):
             break
         centres = moved
-    symbols = np.zeros(flat.size, np.int32)  # 0 is zero
+    symbols = np.zeros(flat.size, np.int32)
     symbols[some] = 1 + np.searchsorted((centres[1:] + centres[:-1]) / 2, flat[some])
-    values = np.concatenate([[0.0], centres]).astype(np.float32)
-    return Shared(symbols=symbols, values=values)
+    return symbols, np.concatenate([[0.0], centres]).astype(np.float32)
 
 
 def entropy_bits(counts: Array) -> float:
@@ -157,19 +143,8 @@ def _codes(lengths: Array) -> Array:
     return codes
 
 
-#: Name of the coded file beside a saved model's weights.
+#: Name of the coded file beside a saved model's weights; its content is in safetensors.
 CODED_FILE = "layers.coded"
-_MAGIC = b"nightgrid coded layers 1\n"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodedLayers:
-    """Shared layers as one file: a header of names and shapes, then each layer's values, code
-    lengths, lanes and bits."""
-
-    data: bytes
-    entropy_bits: float  # a weight
-    coded_bits: float  # a weight, of codes alone
 
 
 class SharedLayers:
@@ -183,12 +158,11 @@ class SharedLayers:
         self._counts: dict[str, torch.Tensor] = {}  # weights of each symbol
         for name, layer in layers.items():
             weight = layer.weight.data
-            shared = share(weight.float().cpu().numpy(), bits)
-            symbols = torch.from_numpy(shared.symbols).long().view_as(weight).to(weight.device)
-            values = torch.from_numpy(shared.values).to(weight)
-            weight.copy_(values[symbols])
+            numbers, values = map(torch.from_numpy, share(weight.float().cpu().numpy(), bits))
+            symbols = numbers.long().view_as(weight).to(weight.device)
+            weight.copy_(values.to(weight)[symbols])
             self._symbols[name] = symbols.short()
-            self._counts[name] = torch.bincount(symbols.flatten(), minlength=len(shared.values))
+            self._counts[name] = torch.bincount(symbols.flatten(), minlength=len(values))
 
     def sum_gradients(self) -> None:
         """Replace each weight's gradient by the sum over its cluster: the gradient of the shared
@@ -224,41 +198,38 @@ class SharedLayers:
         means = self._sums(name, tensor) / self._counts[name].clamp(min=1)
         return means.to(tensor.dtype)
 
-    def coded(self) -> CodedLayers:
-        """Code all layers and read them back; BadConfiguration if a layer reads back otherwise."""
-        import torch
+    def coded(self) -> tuple[bytes, dict[str, float]]:
+        """Code all layers as a file's content, and read them back; also figures of the row.
 
-        header, parts = [], []
-        weights = data_bytes = 0
+        Raises BadConfiguration if a layer reads back otherwise.
+        """
+        import torch
+        from safetensors.numpy import save
+
+        tensors: dict[str, Array] = {}
+        weights = coded_bytes = 0
         entropy = 0.0
         for name, layer in self._layers.items():
             symbols = self._symbols[name].cpu().numpy().astype(np.int32).ravel()
             values = np.zeros(len(self._counts[name]), np.float32)
             values[symbols] = layer.weight.data.float().cpu().numpy().ravel()
             coded = encode(symbols, values.size)
-            header.append(
-                {
-                    "name": name,
-                    "shape": list(layer.weight.shape),
-                    "values": values.size,
-                    "lanes": [coded.lanes.size, str(coded.lanes.dtype)],
-                    "bytes": len(coded.data),
-                }
-            )
-            lanes = coded.lanes.tobytes()
-            parts += [values.tobytes(), coded.lengths.tobytes(), lanes, coded.data]
+            tensors |= {
+                f"shape.{name}": np.array(layer.weight.shape),
+                f"values.{name}": values,
+                f"lengths.{name}": coded.lengths,
+                f"lanes.{name}": coded.lanes,
+                f"bits.{name}": np.frombuffer(coded.data, np.uint8),
+            }
             weights += symbols.size
-            data_bytes += len(coded.data)
+            coded_bytes += len(coded.data)
             entropy += entropy_bits(np.bincount(symbols)) * symbols.size
-        text = json.dumps(header, separators=(",", ":")).encode()
-        data = b"".join([_MAGIC, len(text).to_bytes(8, "little"), text, *parts])
+        data: bytes = save(tensors)
         for name, array in read_layers(data).items():
             weight = self._layers[name].weight.data
             if not torch.equal(torch.from_numpy(array).to(weight), weight):
                 raise BadConfiguration(f"cluster_bits: the code of {name} does not read back")
-        return CodedLayers(
-            data=data, entropy_bits=entropy / weights, coded_bits=8 * data_bytes / weights
-        )
+        return data, {"entropy_bits": entropy / weights, "coded_bits": 8 * coded_bytes / weights}
 
 
 def read_layers(data: bytes) -> dict[str, Array]:
@@ -266,36 +237,21 @@ def read_layers(data: bytes) -> dict[str, Array]:
 
     Raises BadConfiguration if it is another file, or truncated.
     """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
     try:
-        if not data.startswith(_MAGIC):
-            raise ValueError("it begins otherwise")
-        at = len(_MAGIC) + 8
-        size = int.from_bytes(data[at - 8 : at], "little")
-        header, at = json.loads(data[at : at + size]), at + size
+        tensors = load(data)
         layers = {}
-        for one in header:
-            lanes, kind = one["lanes"]
-            count = math.prod(one["shape"])
-            sizes = (
-                4 * one["values"],
-                one["values"],
-                lanes * np.dtype(kind).itemsize,
-                one["bytes"],
-            )
-            pieces = []
-            for length in sizes:
-                pieces.append(data[at : at + length])
-                at += length
-            if len(pieces[-1]) != one["bytes"]:
-                raise ValueError(f"{one['name']} is truncated")
+        for name in [key.removeprefix("shape.") for key in tensors if key.startswith("shape.")]:
+            shape = tensors[f"shape.{name}"].tolist()
             coded = Coded(
-                data=pieces[3],
-                lengths=np.frombuffer(pieces[1], np.uint8),
-                lanes=np.frombuffer(pieces[2], np.dtype(kind)),
-                count=count,
+                data=tensors[f"bits.{name}"].tobytes(),
+                lengths=tensors[f"lengths.{name}"],
+                lanes=tensors[f"lanes.{name}"],
+                count=math.prod(shape),
             )
-            values = np.frombuffer(pieces[0], np.float32)
-            layers[one["name"]] = values[decode(coded)].reshape(one["shape"])
+            layers[name] = tensors[f"values.{name}"][decode(coded)].reshape(shape)
         return layers
-    except (ValueError, LookupError, TypeError) as error:
+    except (SafetensorError, LookupError, ValueError) as error:
         raise BadConfiguration(f"this is no file of coded layers: {error}") from error
