@@ -125,10 +125,12 @@ def _counted(job: JobDescription, wanted: int) -> int | None:
     length = int(parameters["max_length"])
     try:
         entry = find_dataset(dataset)
-        if entry.kind == "hub" or (
-            entry.path is not None and _bytes(entry.path) > wanted * length * _BYTES_PER_TOKEN
-        ):
+        if entry.kind == "hub":
             return None
+        if (path := entry.path) is not None:
+            files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
+            if sum(file.stat().st_size for file in files) > wanted * length * _BYTES_PER_TOKEN:
+                return None
         tokens = _tokens(job.model, dataset, reading, wanted * length, changed_at(dataset))
     except (WorkloadError, OSError):
         return None  # reading it says so
@@ -165,11 +167,6 @@ def _tokenizer(model: str) -> Any:
         return Tokenizer.from_file(str(directory / "tokenizer.json"))
     except Exception:  # the library raises no other class
         return None
-
-
-def _bytes(path: Path) -> int:
-    files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files)
 
 
 TASKS = ("masked-lm",)

@@ -33,6 +33,7 @@ from workloads.compression.correction import (
     mean_error,
     output_moments,
 )
+from workloads.compression.ranges import Method as RangeMethod
 from workloads.compression.ranges import narrowed
 from workloads.data.cache import cache_root
 from workloads.data.datasets import DatasetParameters, find_dataset, load_dataset, load_examples
@@ -81,7 +82,7 @@ class QuantizationParameters(DatasetParameters):
         "activations too, in ranges that the calibration texts have, and multiplies in int8; "
         "auto-round learns how to round from those texts (package auto-round).",
     )
-    calibration_method: Literal["minmax", "percentile", "mse", "divergence"] = work(
+    calibration_method: RangeMethod = work(
         "minmax",
         description="How static chooses each layer's input range on the calibration texts: minmax "
         "up to the largest value, percentile without the largest of 10,000, mse with the least "

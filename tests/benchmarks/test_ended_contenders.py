@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,18 +58,14 @@ def _gone(told: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _benchmark(
-    tmp_path: Path, ignored: signal.Signals | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A benchmark in the midst of its contender's turn, with a signal ignored from its start."""
+def _benchmark(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A benchmark in the midst of its contender's turn."""
     told = tmp_path / "told"
     command = [sys.executable, "-c", BENCHMARK, CONTENDER, str(told), str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
 
     def prepare() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
-        if ignored is not None:
-            signal.signal(ignored, signal.SIG_IGN)
 
     with (tmp_path / "output").open("w") as output:
         benchmark = subprocess.Popen(
@@ -91,16 +86,6 @@ def test_a_benchmark_that_is_ended_ends_its_contender(number, tmp_path) -> None:
         assert until(lambda: benchmark.poll() is not None, 30)
         assert benchmark.returncode == 128 + number
         assert until(lambda: _gone(tmp_path / "told"), 10)
-
-
-def test_a_benchmark_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
-    with _benchmark(tmp_path, ignored=signal.SIGHUP) as benchmark:
-        benchmark.send_signal(signal.SIGHUP)
-        time.sleep(0.5)
-        assert benchmark.poll() is None and not _gone(tmp_path / "told")
-        benchmark.send_signal(signal.SIGTERM)
-        assert until(lambda: benchmark.poll() is not None, 30)
-        assert benchmark.returncode == 128 + signal.SIGTERM
 
 
 def test_a_contender_that_waits_costs_the_others_nothing_and_leaves_nothing(tmp_path: Path) -> None:

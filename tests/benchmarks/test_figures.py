@@ -7,18 +7,14 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks import __main__ as runner
-from benchmarks import machine
 from benchmarks.contender import Contender, take_turns
 from benchmarks.figures import Goal, Line, Outcome, cpu_ratio, rates
 from benchmarks.machine import code
 from benchmarks.page import page, table
-from benchmarks.setting import Setting
 
 
 def line(*ours: float, theirs: tuple[float, ...] = (), goal: Goal | None = None) -> Line:
@@ -67,10 +63,7 @@ def test_an_interval_leaves_no_more_out_than_95_percent_allow(many: int) -> None
         return 1 - 2 * sum(math.comb(many, each) for each in range(below + 1)) / 2**many
 
     assert coverage(left_out) >= 0.95 > coverage(left_out + 1)
-
-
-def test_few_turns_have_no_interval() -> None:
-    """Five ratios lie on one side of their median in 1 case of 16."""
+    # Five ratios lie on one side of their median in 1 case of 16.
     assert line(*[1.0] * 5).interval is None
 
 
@@ -168,27 +161,6 @@ def test_a_goal_that_turns_meet_and_miss_is_not_met_clearly(ours: list[float], t
     goal = Goal(kind="at least", value=1.0)
     row = row_of(line(*ours, theirs=(1.0,) * len(ours), goal=goal))
     assert row.split(" | ")[-2] == f"≥ 1: {told}"
-
-
-@pytest.mark.parametrize("used", [(0.1, 0.7), (0.7, 0.1)])
-def test_what_others_use_is_looked_for_before_and_after(used, monkeypatch, tmp_path) -> None:
-    found, done = iter(used), SimpleNamespace(TITLE="T", run=lambda setting: ((), {}))
-    monkeypatch.setattr(runner, "cores_used", lambda: next(found))
-    monkeypatch.setattr(runner, "takes_s", lambda name, quick: 1.0)
-    monkeypatch.setattr(runner.importlib, "import_module", lambda name: done)
-    setting = Setting(scratch=tmp_path, peers_python=None, optimum_python=None)
-    assert runner.run_one("n", setting)["others"] == 0.7
-
-
-def test_cores_used_are_those_of_all_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ticks over seconds, without those that other virtual machines had: 60 of 80 in half one."""
-    ticks = iter([(1000, 100), (1080, 120)])
-    clock = iter([10.0, 10.5])
-    monkeypatch.setattr(machine, "wanted_and_stolen", lambda: next(ticks))
-    monkeypatch.setattr(machine.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(machine.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(machine.os, "sysconf", lambda name: 100)
-    assert machine.cores_used(0.5) == pytest.approx(1.2)
 
 
 PROGRAM = """

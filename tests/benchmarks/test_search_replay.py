@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
-
-import pytest
 
 from benchmarks import search_replay
 
@@ -36,18 +32,3 @@ def test_the_newest_row_of_a_cell_counts_and_bad_rows_are_left_out(tmp_path: Pat
     half, quarter = groups[0].limits()
     assert (groups[0].per_user >= half).sum() == 15
     assert half < quarter
-
-
-@pytest.mark.slow
-def test_the_figures_of_a_table_are_written(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(search_replay, "STARTS", 1)
-    monkeypatch.setattr(search_replay, "decision_s", dict)
-    out = tmp_path / "out.json"
-    argv = ["search_replay", str(table(tmp_path / "t.csv")), "--json", str(out)]
-    monkeypatch.setattr(sys, "argv", argv)
-    search_replay.main()
-    figures = json.loads(out.read_text())
-    assert figures["groups"] == 2 and figures["cells"] == 60
-    assert figures["median_share"] <= 0.2 < figures["random_median_share"]
-    assert figures["error_at_25"] < 0.15 < figures["plain_error_at_25"]
-    assert 0.9 <= figures["coverage_95"] <= 1.0

@@ -13,6 +13,7 @@ from workloads.registry import find_workload
 from workloads.rules import refusals
 
 if TYPE_CHECKING:
+    from workloads.training.data import SampleFormat
     from workloads.training.technique import Loading, Training
 
 #: A small job of pretraining; its rate is one at which three steps change the loss.
@@ -70,6 +71,24 @@ def trained(**changes: Any) -> Result:
     if key not in _TRAINED:
         _TRAINED[key] = train(**changes)
     return _TRAINED[key]
+
+
+def sample_format(model: str, parameters: dict[str, Any]) -> SampleFormat:
+    """How a model's samples are made, with these parameters of a workload."""
+    from workloads.models.catalog import positions_of
+    from workloads.models.loading import load_config, load_tokenizer, open_model
+    from workloads.training.data import SampleFormat
+
+    source = open_model(model)
+    config = load_config(source)
+    return SampleFormat(
+        tokenizer=load_tokenizer(source),
+        source=source,
+        config=config,
+        parameters=parameters,
+        pad_token_id=0,
+        context_length=positions_of(config.to_dict()),
+    )
 
 
 def losses(result: Result) -> list[float]:

@@ -13,7 +13,16 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from finetuning_cases import PRETRAINING, asked, losses, refuse, request, train, trained
+from finetuning_cases import (
+    PRETRAINING,
+    asked,
+    losses,
+    refuse,
+    request,
+    sample_format,
+    train,
+    trained,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +32,7 @@ from workloads.data.datasets import load_examples
 from workloads.data.shapes import text_of
 from workloads.models.catalog import MINILM, find_model, usable_positions
 from workloads.models.embedded import tiny_bert
-from workloads.models.loading import load_config, load_masked_model, load_tokenizer, open_model
+from workloads.models.loading import load_masked_model, open_model
 from workloads.registry import TASKS
 from workloads.registry import metrics_of as declared
 from workloads.training.data import NOT_LEARNED, SampleFormat
@@ -44,15 +53,7 @@ def chunks_of(count: int, length: int, seed: int = 0) -> list[Chunk]:
 
 @pytest.fixture(scope="module")
 def form() -> SampleFormat:
-    source = open_model("tiny-bert")
-    return SampleFormat(
-        tokenizer=load_tokenizer(source),
-        source=source,
-        config=load_config(source),
-        parameters=request(**PRETRAINING).parameters,
-        pad_token_id=0,
-        context_length=512,
-    )
+    return sample_format("tiny-bert", request(**PRETRAINING).parameters)
 
 
 def test_texts_are_joined_as_the_tokenizer_begins_and_ends_them(form: SampleFormat) -> None:

@@ -43,6 +43,10 @@ class OneCard:
         return [value]
 
 
+#: A gloo group for pickled objects, kept off the cards' links; none if the default is gloo.
+_groups: dict[str, Any] = {}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchCollective:
     """The collective of a gang, over the default process group of torch.distributed."""
@@ -58,7 +62,9 @@ class TorchCollective:
         # Serves as the barrier too: ``dist.barrier`` uses the card and distorts memory figures.
         values: list[Any] = [None] * self.world_size
         with _naming_the_rank(self.rank, "gather"):
-            dist.all_gather_object(values, value, group=_host_group())
+            if dist.get_backend() != "gloo" and "host" not in _groups:
+                _groups["host"] = dist.new_group(backend="gloo")
+            dist.all_gather_object(values, value, group=_groups.get("host"))
         return values
 
 
@@ -118,7 +124,11 @@ def joined(
         try:
             yield TorchCollective(rank=rank, world_size=world_size)
         finally:
-            _leave()
+            _groups.clear()
+            if dist.is_initialized():
+                # Errors from dead peers must not mask the job's.
+                with contextlib.suppress(RuntimeError):
+                    dist.destroy_process_group()
 
 
 def _open_store(address: str, port: int, world_size: int, timeout: timedelta) -> Any:
@@ -146,30 +156,6 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:  # a host name
         return address == "localhost"
-
-
-_groups: dict[str, Any] = {}
-
-
-def _host_group() -> Any:
-    """A gloo group for pickled objects, kept off the cards' links; None if the default is gloo."""
-    import torch.distributed as dist
-
-    if dist.get_backend() == "gloo":
-        return None
-    if "host" not in _groups:
-        _groups["host"] = dist.new_group(backend="gloo")
-    return _groups["host"]
-
-
-def _leave() -> None:
-    """Destroy the process group; errors from dead peers must not mask the job's."""
-    import torch.distributed as dist
-
-    _groups.clear()
-    if dist.is_initialized():
-        with contextlib.suppress(RuntimeError):
-            dist.destroy_process_group()
 
 
 def _gang_variables(rendezvous: Rendezvous, rank: int, world_size: int) -> dict[str, str]:

@@ -125,7 +125,15 @@ def measure(
     context.enter_phase("warmup")
     began = context.clock()
     warmup_until = began + (settings.warmup_limit_s if settings.warmup else 0.0)
-    loop = _Loop(run_batch, batches, context, warmup_until, plan.first, together, tight)
+    loop = _Loop(
+        run_batch=run_batch,
+        batches=batches,
+        context=context,
+        warmup_until=warmup_until,
+        repeat=plan.first,
+        together=together,
+        tight=tight,
+    )
     warmth = _warm_up(loop, settings, plan)
     compilations_of = context.device.compilations if counted else Compilations
     parts, repeated = 0, False
@@ -139,7 +147,7 @@ def measure(
             if not compiled or repeated or not settings.warmup or not plan.restarts:
                 break
             repeated = True
-        loop.timed_was_warm_up()
+        loop.samples = [dataclasses.replace(sample, warmup=True) for sample in loop.samples]
     context.enter_phase("finish")
     untimed = sum(sample.warmup for sample in loop.samples)
     return Measured(
@@ -166,7 +174,10 @@ def _warm_up(loop: _Loop, settings: MeasureSettings, plan: WarmupPlan) -> Warmth
     if plan.rehearse is not None:
         done = rehearse(plan, loop.context.clock, loop.warmup_until, loop.context.collective)
         cut, steps, met = done.cut, done.steps, done.met
-    firsts = _firsts(plan) if plan.compiled and plan.rehearse is None else frozenset()
+    firsts: frozenset[int] = frozenset()  # the first batch of each shape
+    if plan.compiled and plan.rehearse is None:
+        numbered = reversed([*enumerate(plan.shapes)])
+        firsts = frozenset({shape: number for number, shape in numbered}.values())
     while not cut and loop.repeat - plan.first < max(settings.warmup, plan.passes):
         passes = loop.run_pass(deadline=loop.warmup_until, warmup=True, always=firsts)
         cut = not all(done.finished for done in passes)
@@ -182,10 +193,6 @@ def _warm_up(loop: _Loop, settings: MeasureSettings, plan: WarmupPlan) -> Warmth
     )
 
 
-def _firsts(plan: WarmupPlan) -> frozenset[int]:
-    return frozenset({shape: n for n, shape in reversed([*enumerate(plan.shapes)])}.values())
-
-
 def _time(loop: _Loop, settings: MeasureSettings, plan: WarmupPlan) -> StopReason | None:
     """Time repeats until there is a reason to stop; None if they turn out to be warm-up."""
     loop.context.enter_phase("measure")
@@ -195,21 +202,18 @@ def _time(loop: _Loop, settings: MeasureSettings, plan: WarmupPlan) -> StopReaso
     timed_s = 0.0  # by the slowest rank of each repeat
     while True:
         passes = loop.run_pass(deadline=deadline, warmup=False)
+        wall_s = max(done.wall_s for done in passes)
         if all(done.finished for done in passes):
+            tokens = sum(done.computed_tokens for done in passes)
+            items = sum(done.items for done in passes)
             rates.append(throughput(passes))
-            steps.append(_step(passes))
+            steps.append(Step((tokens, items), wall_s, tokens or items))
             slow = plan.restarts and (drift(steps) or 0.0) > 0.0
             if slow and all(done.may_restart for done in passes):
                 return None
-        timed_s += max(done.wall_s for done in passes)
+        timed_s += wall_s
         if stop_reason := _why_stop(rates, passes, settings, timed_s):
             return stop_reason
-
-
-def _step(passes: Sequence[_Pass]) -> Step:
-    tokens = sum(done.computed_tokens for done in passes)
-    items = sum(done.items for done in passes)
-    return Step((tokens, items), max(done.wall_s for done in passes), tokens or items)
 
 
 def throughput(passes: Sequence[_Pass]) -> float:
@@ -224,46 +228,32 @@ def _why_stop(
     rates: Sequence[float], passes: Sequence[_Pass], settings: MeasureSettings, timed_s: float
 ) -> StopReason | None:
     """Reason to stop, equal on all ranks; None to go on."""
-    if any(done.time_is_up or not done.finished for done in passes):
-        return _settled(rates, passes, settings) or "time_limit"
-    return None if timed_s < settings.least_s else _settled(rates, passes, settings)
-
-
-def _settled(
-    rates: Sequence[float], passes: Sequence[_Pass], settings: MeasureSettings
-) -> StopReason | None:
+    cut = any(done.time_is_up or not done.finished for done in passes)
+    if timed_s < settings.least_s and not cut:
+        return None
     known = all(map(math.isfinite, rates)) and all(done.tight for done in passes)
     if len(rates) >= settings.min_repeats and known:
         interval = mean_interval(rates, settings.confidence)  # None for a single repeat
         width = interval.relative_half_width if interval else None
         if width is not None and width <= settings.relative_half_width:
             return "confidence"
-    return "max_repeats" if len(rates) >= settings.max_repeats else None
+    if len(rates) >= settings.max_repeats:
+        return "max_repeats"
+    return "time_limit" if cut else None
 
 
+@dataclass(slots=True, kw_only=True)
 class _Loop:
-    def __init__(
-        self,
-        run_batch: RunBatch,
-        batches: int,
-        context: JobContext,
-        warmup_until: float,
-        first: int,
-        together: bool,
-        tight: Callable[[], bool],
-    ) -> None:
-        self._run_batch = run_batch
-        self._batches = batches
-        self._together = together
-        self._tight = tight
-        self.context = context
-        self.warmup_until = warmup_until
-        self.samples: list[Sample] = []
-        self.repeat = first  # the next one's number
+    """One rank's passes over its batches."""
 
-    def timed_was_warm_up(self) -> None:
-        """Mark all samples so far as warm-up."""
-        self.samples = [dataclasses.replace(sample, warmup=True) for sample in self.samples]
+    run_batch: RunBatch
+    batches: int
+    context: JobContext
+    warmup_until: float
+    repeat: int  # the next one's number
+    together: bool
+    tight: Callable[[], bool]
+    samples: list[Sample] = field(default_factory=list)
 
     def run_pass(
         self, *, deadline: float, warmup: bool, always: frozenset[int] = frozenset()
@@ -272,20 +262,22 @@ class _Loop:
         all ranks, in rank order."""
         repeat, self.repeat = self.repeat, self.repeat + 1
         clock = self.context.clock
-        ranks = self.context.collective.gather((clock() >= deadline, self._batches))
+        ranks = self.context.collective.gather((clock() >= deadline, self.batches))
         late = any(is_late for is_late, _ in ranks)
-        rounds = max(count for _, count in ranks) if self._together else self._batches
+        rounds = max(count for _, count in ranks) if self.together else self.batches
         # The first timed batch runs even when late, so that there is something to report.
         forced = not warmup and not any(not sample.warmup for sample in self.samples)
         taken: list[Sample] = []
         for batch in range(rounds):
             if batch:
-                late = self._late(deadline)
+                late = clock() >= deadline
+                if self.together:
+                    late = any(self.context.collective.gather(late))
             if late and not (forced and batch == 0) and batch not in always:
                 if not always:
                     break
                 continue
-            if batch < self._batches:
+            if batch < self.batches:
                 taken.append(self._time(repeat, batch, warmup))
         passes = self.context.collective.gather(
             _Pass(
@@ -293,26 +285,21 @@ class _Loop:
                 computed_tokens=sum(sample.computed_tokens for sample in taken),
                 items=sum(sample.items for sample in taken),
                 wall_s=math.fsum(sample.wall_s for sample in taken),
-                finished=len(taken) == self._batches,
+                finished=len(taken) == self.batches,
                 time_is_up=clock() >= deadline,
                 may_restart=clock() < self.warmup_until,
-                tight=self._tight(),
+                tight=self.tight(),
             )
         )
         complete = all(done.finished for done in passes)
         self.samples += [dataclasses.replace(sample, complete=complete) for sample in taken]
         return passes
 
-    def _late(self, deadline: float) -> bool:
-        """Return whether time is up, on any rank if they compute together."""
-        late = self.context.clock() >= deadline
-        return any(self.context.collective.gather(late)) if self._together else late
-
     def _time(self, repeat: int, batch: int, warmup: bool) -> Sample:
         context, synchronize = self.context, self.context.device.synchronize
         synchronize()
         cpu_began, began = context.cpu_clock(), context.clock()
-        observe = self._run_batch(repeat, batch)
+        observe = self.run_batch(repeat, batch)
         synchronize()
         ended, cpu_ended = context.clock(), context.cpu_clock()
         seen = observe()

@@ -74,10 +74,6 @@ class KeptLogits:
     made_s: float  # 0: they were there
     nbytes: int
 
-    def has(self, samples: Sequence[TrainingSample]) -> bool:
-        """Tell if all of these samples are cached; held-out ones are not."""
-        return all(sample in self.rows for sample in samples)
-
     def of(self, samples: Sequence[TrainingSample], positions: int) -> tuple[Any, Any]:
         """Values and ids [samples, positions, kept] of padded samples; 0 elsewhere."""
         import torch
@@ -270,14 +266,6 @@ class Taught:
         by_onednn = "matmul_backend" in self.training.details
         products = "onednn" if by_onednn else torch.get_float32_matmul_precision()
         return f"{self.teacher.dtype} {autocast} {attention} {products} {kind}"
-
-    def share(self) -> float | None:
-        """Share of the steps' time that the teacher took."""
-        device = self.training.device
-        device.synchronize()
-        steps = [(self.ends[0], self.ends[-1])] if len(self.ends) > 1 else []
-        whole, own = device.seconds_in(steps), device.seconds_in(self.counted)
-        return own / whole if whole and own is not None else None
 
 
 _METHOD = "distill"
@@ -520,9 +508,11 @@ class Distillation(Technique):
 
         def collated(samples: Sequence[Any]) -> Inputs:
             inputs = collate(samples)
-            if taught.kept is not None and taught.kept.has(samples):
+            kept = taught.kept
+            # Held-out samples are not cached.
+            if kept is not None and all(sample in kept.rows for sample in samples):
                 positions = inputs.input_ids.shape[1]
-                inputs.guide_values, inputs.guide_ids = taught.kept.of(samples, positions)
+                inputs.guide_values, inputs.guide_ids = kept.of(samples, positions)
             return inputs
 
         data.arrange, data.collate = arranged, collated
@@ -575,8 +565,12 @@ class Distillation(Technique):
         taught = self._taught
         if taught is None:
             return
-        if (share := taught.share()) is not None:
-            training.metrics["teacher_share"] = share
+        device, ends = training.device, taught.ends
+        device.synchronize()
+        whole = device.seconds_in([(ends[0], ends[-1])] if len(ends) > 1 else [])
+        own = device.seconds_in(taught.counted)
+        if whole and own is not None:
+            training.metrics["teacher_share"] = own / whole
         if (kept := taught.kept) is not None:
             how = f"computed in {kept.made_s:.3g} s" if kept.made_s else "read"
             training.details["teacher_logits"] = (

@@ -10,7 +10,7 @@ two are searched among parts of a histogram of absolute values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from workloads.devices.base import Device
 
 Method = Literal["minmax", "percentile", "mse", "divergence"]
-METHODS: tuple[Method, ...] = get_args(Method)
 
 #: Bins of absolute values, and int8's steps on one side of zero.
 BINS, STEPS = 2048, 127

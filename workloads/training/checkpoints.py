@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from workloads.base import BadConfiguration, JobDescription, Refusal
-from workloads.data.cache import cache_root, try_lock
+from workloads.data.cache import cache_root, flush_tree, try_lock
 from workloads.models.precision import stored_bytes
 from workloads.settings import choice_in_id
 from workloads.training.methods import WHOLE_METHODS, method_name
@@ -46,15 +46,6 @@ _PREFIX = "checkpoints-"
 _NAME = re.compile(r"step-(\d+)\.rank-(\d+)\.pt")
 #: Files that a job's directory may hold; others are foreign.
 _OURS = re.compile(r"(step-\d+|frozen)\.rank-\d+\.(pt|part)|step-\d+\.parts|held\.rank-\d+")
-
-
-def checkpoint_root() -> Path:
-    """Return the directory of all checkpoints on this node; make it if needed."""
-    chosen = os.environ.get(VARIABLE)
-    elsewhere = f"nightgrid-checkpoints-{os.geteuid()}"  # the same on all nodes
-    root = Path(chosen).expanduser() / elsewhere if chosen else cache_root() / "checkpoints"
-    root.mkdir(parents=True, exist_ok=True)
-    return root
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,30 +75,10 @@ class Checkpoints:
         names = map(_NAME.fullmatch, os.listdir(self.directory))
         return sorted(int(m[1]) for m in names if m is not None and int(m[2]) == self.rank)
 
-    def keep_last(self, newest: int) -> None:
-        """Keep this rank's last steps up to ``newest``; later ones are of an abandoned attempt."""
-        steps = self.steps()
-        before = [step for step in steps if step <= newest]
-        for step in {*steps} - {*before[-self.steps_kept :]}:
-            self.path(step).unlink(missing_ok=True)
-            # No rank resumes from this step now, and rank 0 may be on another node.
-            shutil.rmtree(self.divided(step), ignore_errors=True)
-
     def bytes_of(self, step: int) -> int:
         """Size of a step: this rank's part, and what a library wrote for all ranks."""
         parts = [self.path(step), *self.divided(step).rglob("*")]
         return sum(part.stat().st_size for part in parts if part.is_file())
-
-    def require_room(self, needed_bytes: int) -> None:
-        """Raise OSError if the disk has less room."""
-        free = shutil.disk_usage(self.directory).free
-        if free < needed_bytes:
-            raise OSError(
-                errno.ENOSPC,
-                f"a checkpoint takes {needed_bytes / 1e9:.3g} GB and {free / 1e9:.3g} GB are free; "
-                f"make room there, or set {VARIABLE} to a directory with more",
-                str(self.directory),
-            )
 
     def remove(self) -> None:
         """Remove this rank's files; the last rank also removes the directory."""
@@ -127,10 +98,21 @@ def open_checkpoints(training: Training, steps_kept: int) -> Checkpoints:
     rank, ending = training.layout.rank, training.ending.callback
     if not training.kept_as:
         return Checkpoints(directory=_own(ending), rank=rank, steps_kept=steps_kept)
-    root = checkpoint_root()
+    chosen = os.environ.get(VARIABLE)
+    elsewhere = f"nightgrid-checkpoints-{os.geteuid()}"  # the same on all nodes
+    root = Path(chosen).expanduser() / elsewhere if chosen else cache_root() / "checkpoints"
     directory = root / training.kept_as
+    root.mkdir(parents=True, exist_ok=True)
     directory.mkdir(mode=0o700, exist_ok=True)
-    _verify_own(directory)
+    status = directory.lstat()
+    others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or others:
+        raise OSError(
+            errno.EPERM,
+            "checkpoints are read only from a directory that this user alone may write in; "
+            "remove it, or chmod go-w",
+            str(directory),
+        )
     os.utime(directory)
     _remove_old(root, directory)
     with contextlib.ExitStack() as locked:
@@ -178,18 +160,6 @@ def read_state(path: Path) -> dict[str, Any]:
     return dict(torch.load(path, map_location="cpu", weights_only=True))
 
 
-def _verify_own(directory: Path) -> None:
-    status = directory.lstat()
-    others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or others:
-        raise OSError(
-            errno.EPERM,
-            "checkpoints are read only from a directory that this user alone may write in; "
-            "remove it, or chmod go-w",
-            str(directory),
-        )
-
-
 def _remove_old(root: Path, used: Path) -> None:
     """Remove old, unlocked directories of checkpoints only; ages by the file system's clock."""
     now = used.stat().st_mtime
@@ -218,7 +188,7 @@ class Saver:
         self.checkpoints = checkpoints
         self.saved = 0
         self._mode = mode
-        self._stalls: list[float] = []  # seconds
+        self.stalled_s = 0.0
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
         self._pending: Future[None] | None = None
 
@@ -230,8 +200,17 @@ class Saver:
         weights = tensor_bytes([trained, frozen])
         # AdamW's two averages are the largest state of our optimizers; ZeRO's parts are similar.
         once = weights + 2 * tensor_bytes(training.trainable())
-        there = sum(map(self.checkpoints.bytes_of, self.checkpoints.steps()))  # will be replaced
-        self.checkpoints.require_room(once * (self.checkpoints.steps_kept + 1) - there)
+        checkpoints = self.checkpoints
+        there = sum(map(checkpoints.bytes_of, checkpoints.steps()))  # will be replaced
+        needed = once * (checkpoints.steps_kept + 1) - there
+        free = shutil.disk_usage(checkpoints.directory).free
+        if free < needed:
+            raise OSError(
+                errno.ENOSPC,
+                f"a checkpoint takes {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free; "
+                f"make room there, or set {VARIABLE} to a directory with more",
+                str(checkpoints.directory),
+            )
 
     def save(self, training: Training, step: int) -> None:
         """Save and record the stall; raises errors of this write or the previous one."""
@@ -245,7 +224,9 @@ class Saver:
             "stateful": {name: part.state_dict() for name, part in training.stateful.items()},
         }
         if training.divided is not None:
-            training.divided.save(checkpoints.divided(step))
+            parts = checkpoints.divided(step)
+            training.divided.save_checkpoint(str(parts.parent), tag=parts.name, save_latest=False)
+            flush_tree(parts)
         elif not training.layout.data_rank:  # other data-parallel ranks hold the same
             trained, frozen = weights_of(training.model)
             state |= {"trained": trained, "optimizer": training.optimizer.state_dict()}
@@ -253,13 +234,12 @@ class Saver:
                 state["frozen"] = frozen
             elif not self.saved:
                 write_state({"frozen": frozen}, checkpoints.frozen)
-        checkpoints.require_room(tensor_bytes(state))
         if self._mode == "async":
             self._pending = self._writer.submit(self._replace, on_host(state), step)
         else:
             self._replace(state, step)
         self.saved += 1
-        self._stalls.append(time.perf_counter() - began)
+        self.stalled_s += time.perf_counter() - began
 
     def wait(self) -> None:
         """Wait for the pending write; raises its error."""
@@ -267,20 +247,8 @@ class Saver:
         if pending is not None:
             pending.result()
 
-    def details(self, training: Training) -> dict[str, str]:
-        """Details for the row, including the check of the newest checkpoint."""
-        newest = self.checkpoints.steps()[-1]
-        return {
-            "checkpoints": f"{self.saved} {self._mode}",
-            "checkpoint_stall_s": f"{sum(self._stalls):.6g}",
-            "checkpoint_bytes": str(self.checkpoints.bytes_of(newest)),
-            "checkpoint_read": self.checked(training),
-        }
-
     def checked(self, training: Training) -> str:
-        """Read the newest checkpoint, compare its frozen weights with the model, describe it."""
-        import torch
-
+        """Read the newest checkpoint, compare its weights' names with the model's, describe it."""
         state = read_newest(self.checkpoints)
         if training.divided is not None or training.layout.data_rank:
             return f"step {state['step']}"
@@ -290,16 +258,17 @@ class Saver:
             raise BadConfiguration(
                 "the checkpoint that was read back has other weights than the model"
             )
-        for name, tensor in {**trained, **frozen}.items():
-            read = state["weights"][name]
-            same = torch.equal(read, tensor.cpu()) if name in frozen else read.shape == tensor.shape
-            if not same:
-                raise BadConfiguration(f"the checkpoint that was read back has another {name}")
         return text
 
     def _replace(self, state: dict[str, Any], step: int) -> None:
-        write_state(state, self.checkpoints.path(step))
-        self.checkpoints.keep_last(step)
+        checkpoints = self.checkpoints
+        write_state(state, checkpoints.path(step))
+        steps = checkpoints.steps()
+        before = [one for one in steps if one <= step]  # later ones are of an abandoned attempt
+        for old in {*steps} - {*before[-checkpoints.steps_kept :]}:
+            checkpoints.path(old).unlink(missing_ok=True)
+            # No rank resumes from this step now, and rank 0 may be on another node.
+            shutil.rmtree(checkpoints.divided(old), ignore_errors=True)
 
 
 def read_newest(checkpoints: Checkpoints, step: int | None = None) -> dict[str, Any]:
@@ -383,7 +352,10 @@ def resume(training: Training, checkpoints: Checkpoints) -> None:
         return
     own = state["own"]
     if training.divided is not None:
-        training.divided.load(checkpoints.divided(step))
+        parts = checkpoints.divided(step)
+        read, _ = training.divided.load_checkpoint(str(parts.parent), tag=parts.name)
+        if read is None:
+            raise BadConfiguration(f"DeepSpeed reads no checkpoint in {parts}")
         state = {}
     restore(training, state, own["stateful"])
     training.first_step = step + 1
@@ -500,7 +472,6 @@ class Saving(Technique):
             )
 
     def on_optimizer(self, training: Training) -> None:
-
         mode = self.save_mode or "blocking"
         # Ranks may be one write apart, two with a writing thread.
         of_gang = 3 if mode == "async" else 2
@@ -522,9 +493,16 @@ class Saving(Technique):
             self._saver.save(training, step)
 
     def after_steps(self, training: Training) -> None:
-        self._saver.wait()
-        if self._saver.saved:
-            training.details |= self._saver.details(training)
+        saver = self._saver
+        saver.wait()
+        if saver.saved:
+            newest = saver.checkpoints.steps()[-1]
+            training.details |= {
+                "checkpoints": f"{saver.saved} {self.save_mode or 'blocking'}",
+                "checkpoint_stall_s": f"{saver.stalled_s:.6g}",
+                "checkpoint_bytes": str(saver.checkpoints.bytes_of(newest)),
+                "checkpoint_read": saver.checked(training),
+            }
 
 
 SPECS = (Saving,)

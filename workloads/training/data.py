@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from workloads.base import NOT_RENDERED, BadConfiguration, JobContext, Request, Unsupported
 from workloads.data.datasets import Dataset, load_dataset, unnamed
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from workloads.training.methods import MethodParameters
     from workloads.training.parallel.layout import Layout
     from workloads.training.technique import Inputs
+
+Item = TypeVar("Item")
 
 #: The label of a position that is not learned, by convention of torch's cross entropy.
 NOT_LEARNED = -100
@@ -227,16 +229,13 @@ def uniform_length(samples: Sequence[Learnable], batch: int, window: int) -> lis
     for start in range(0, len(samples), batch * window):
         here = range(start, min(start + batch * window, len(samples)))
         by_length = sorted(here, key=lambda position: (samples[position].tokens, position))
-        batches += _spread(_in_batches(by_length, batch))
+        alike = _in_batches(by_length, batch)
+        # In long strides, so that neighbours (of like length) end up far apart.
+        count = len(alike)
+        strides = range(max(count * 5 // 8, 1), count + 2)
+        stride = next(number for number in strides if math.gcd(number, count) == 1)
+        batches += [alike[index * stride % count] for index in range(count)]
     return batches
-
-
-def _spread(batches: list[list[int]]) -> list[list[int]]:
-    """Reorder in long strides, so that neighbours (of like length) end up far apart."""
-    count = len(batches)
-    strides = range(max(count * 5 // 8, 1), count + 2)
-    stride = next(number for number in strides if math.gcd(number, count) == 1)
-    return [batches[index * stride % count] for index in range(count)]
 
 
 def _in_batches(positions: Sequence[int], batch: int) -> list[list[int]]:
@@ -295,18 +294,11 @@ def pack(samples: Sequence[TrainingSample], form: SampleFormat, *, one_row: bool
     )
 
 
-def longest_row(
-    samples: Sequence[Learnable], batches: Sequence[Sequence[int]], cards: int, parts: int
-) -> int:
-    """Tokens of the longest row, if each card cuts its share of a batch into ``parts`` rows."""
-    longest = 0
-    for batch in batches:
-        for card in range(cards):
-            tokens = [samples[index].tokens for index in batch[card::cards]]
-            size = len(tokens) // parts
-            rows = (sum(tokens[start : start + size]) for start in range(0, len(tokens), size))
-            longest = max(longest, *rows)
-    return longest
+def shared_out(batch: Sequence[Item], card: int, cards: int, parts: int) -> list[Sequence[Item]]:
+    """One card's share of a global batch, cut into ``parts`` micro-batches."""
+    mine = batch[card::cards]
+    size = len(mine) // parts
+    return [mine[start : start + size] for start in range(0, len(mine), size)]
 
 
 def filled_up(inputs: Inputs, length: int, pad_token_id: int) -> Inputs:

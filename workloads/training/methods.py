@@ -250,9 +250,21 @@ def apply(model: Any, parameters: MethodParameters, precision: str, device: str)
         # Not peft's prepare_model_for_kbit_training: its fp32 embeddings and output layer would
         # take more memory than LoRA.
         model.requires_grad_(False)
-        _keep_layout(model)
+        for module in model.modules():
+            # bitsandbytes' 4-bit layout for bf16 products on CPUs has no backward pass.
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False
     if method.startswith("qat"):
-        _fake_quantize(model)
+        layers = weights.hidden_layers(model)
+        for name, layer in layers.items():
+            if layer.in_features % QAT_GROUP:
+                raise Unsupported(
+                    f"quantization-aware training rounds in groups of {QAT_GROUP}, which do not "
+                    f"divide the inputs of {name}"
+                )
+        _qat(model, "prepare", lambda module, name: name in layers)
+        if not _fake_quantized(model):
+            raise BadConfiguration("torchao put fake quantization on none of the model's layers")
         detail += f", rounded to int4 in groups of {QAT_GROUP} under int8 activations"
     adapter = ""
     if method in ADAPTER_METHODS:
@@ -264,13 +276,6 @@ def apply(model: Any, parameters: MethodParameters, precision: str, device: str)
         formats = " and ".join(sorted(kind.removeprefix("torch.") for kind in learning))
         detail += f"; {method} adapter in {formats}"
     return Applied(model=model, weights=base, detail=detail, adapter=adapter)
-
-
-def _keep_layout(model: Any) -> None:
-    """Prevent bitsandbytes' 4-bit layout for bf16 products on CPUs: it has no backward pass."""
-    for module in model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
 
 
 def _with_adapter(model: Any, parameters: MethodParameters, chosen: tuple[str, ...]) -> Any:
@@ -315,19 +320,6 @@ def _qat(model: Any, step: str, belongs: Callable[[Any, str], bool]) -> None:
         weight_granularity=PerGroup(QAT_GROUP),
     )
     quantize_(model, QATConfig(base, step=step), belongs)
-
-
-def _fake_quantize(model: Any) -> None:
-    layers = weights.hidden_layers(model)
-    for name, layer in layers.items():
-        if layer.in_features % QAT_GROUP:
-            raise Unsupported(
-                f"quantization-aware training rounds in groups of {QAT_GROUP}, which do not "
-                f"divide the inputs of {name}"
-            )
-    _qat(model, "prepare", lambda module, name: name in layers)
-    if not _fake_quantized(model):
-        raise BadConfiguration("torchao put fake quantization on none of the model's layers")
 
 
 def converted(model: Any) -> tuple[Any, str]:

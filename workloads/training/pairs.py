@@ -160,6 +160,10 @@ def encode(examples: Sequence[Example], count: int, form: SampleFormat) -> Encod
             "article and highlights, or content and summary"
         )
     prefix = str(form.parameters.get("source_prefix") or "")
+    prefix_note = repr(prefix) if prefix else "none"
+    name = form.source.entry.name.rstrip("/").rpartition("/")[2].lower()
+    if not prefix and name in PREFIXED:
+        prefix_note = f"none, although {name} was trained with one such as 'summarize: '"
     chosen = usable[:count]
     tokenize = partial(form.tokenizer, truncation=True, return_attention_mask=False)
     texts = [source_text(example, prefix) for example in chosen]
@@ -171,18 +175,11 @@ def encode(examples: Sequence[Example], count: int, form: SampleFormat) -> Encod
         details={
             "source_tokens": f"at most {longest}",
             "target_tokens": f"at most {longest_target}",
-            "source_prefix": _prefix_note(form.source.entry.name, prefix),
+            "source_prefix": prefix_note,
             "pairs": str(len(chosen)),
             "empty_summaries": f"{len(examples) - len(usable)} of {len(examples)} left out",
         },
     )
-
-
-def _prefix_note(model: str, prefix: str) -> str:
-    name = model.rstrip("/").rpartition("/")[2].lower()
-    if not prefix and name in PREFIXED:
-        return f"none, although {name} was trained with one such as 'summarize: '"
-    return repr(prefix) if prefix else "none"
 
 
 def begin_token_id(config: Any) -> int:

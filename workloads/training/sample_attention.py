@@ -7,8 +7,10 @@ call of varlen (flash) attention takes all samples; elsewhere each sample is one
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -35,7 +37,12 @@ class SampleAttention:
 
     def __init__(self) -> None:
         self.method = "apart"  # for the row: how the samples were computed
-        self._varlen = _varlen_function()
+        self._varlen: Callable[..., Any] | None = None  # PyTorch's, if this version has it
+        with contextlib.suppress(ImportError):
+            from torch.nn.attention.varlen import varlen_attn
+
+            if {"window_size", "scale"} <= inspect.signature(varlen_attn).parameters.keys():
+                self._varlen = varlen_attn
 
     @torch.compiler.disable
     def __call__(
@@ -60,7 +67,11 @@ class SampleAttention:
             raise Unsupported("packed_attention apart: this model tells its attention no positions")
         refuse_unknown("packed_attention apart", others)
         rows, heads, positions, _ = query.shape
-        lengths = sample_lengths(position_ids.expand(rows, -1).flatten())
+        places = position_ids.expand(rows, -1).flatten()
+        starts = (places == 0).nonzero().flatten().tolist()
+        if starts[:1] != [0]:
+            raise Unsupported("packed_attention apart: positions do not begin with 0")
+        lengths = [end - start for start, end in pairwise([*starts, places.numel()])]
         query, key, value = (  # [1, heads, rows * positions, width]
             tensor.transpose(0, 1).flatten(1, 2).unsqueeze(0) for tensor in (query, key, value)
         )
@@ -79,25 +90,6 @@ class SampleAttention:
             parts = [scaled_dot_product_attention(*sample, **options) for sample in samples]
             attended = torch.cat(parts, dim=2)[0].transpose(0, 1).contiguous()
         return attended.view(rows, positions, heads, -1), None
-
-
-def sample_lengths(places: torch.Tensor) -> list[int]:
-    """Tokens of each sample, from the position ids of all tokens."""
-    starts: list[int] = (places == 0).nonzero().flatten().tolist()
-    if starts[:1] != [0]:
-        raise Unsupported("packed_attention apart: positions do not begin with 0")
-    ends = [*starts[1:], places.numel()]
-    return [end - start for start, end in zip(starts, ends, strict=True)]
-
-
-def _varlen_function() -> Callable[..., Any] | None:
-    """PyTorch's causal varlen attention; None if this version lacks it."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    known = inspect.signature(varlen_attn).parameters
-    return varlen_attn if {"window_size", "scale"} <= known.keys() else None
 
 
 def by_varlen(

@@ -136,7 +136,10 @@ def attach(model: Any, name: str) -> str:
     try:
         config = PeftConfig.from_pretrained(str(directory))
         state = read_state(directory)
-        config, state = _in_layout_of(model.config, config, state)
+        kind = getattr(model.config, "model_type", "")
+        if kind in ("glm", "chatglm") and is_original(state) != (kind == "chatglm"):
+            carry = to_original if kind == "chatglm" else to_native
+            config, state = carry(config, state, rows_of(model.config))
         wrapped = PeftModel(model, config, autocast_adapter_dtype=False)
         outcome = set_peft_model_state_dict(wrapped, state)
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
@@ -173,14 +176,6 @@ def read_state(directory: Path) -> dict[str, Any]:
 
 #: A ``peft.LoraConfig``, and tensors by peft's names.
 Adapter: TypeAlias = "tuple[Any, dict[str, torch.Tensor]]"
-
-
-def _in_layout_of(model_config: Any, config: Any, state: dict[str, Any]) -> Adapter:
-    wants_original = {"glm": False, "chatglm": True}.get(getattr(model_config, "model_type", ""))
-    if wants_original is None or wants_original == is_original(state):
-        return config, state
-    carry = to_original if wants_original else to_native
-    return carry(config, state, rows_of(model_config))
 
 
 #: Layers in the original layout -> those in the native class.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from workloads.bench.measure import Observation
 from workloads.models.precision import logical_count
-from workloads.training.data import Learnable, SampleFormat, in_order
+from workloads.training.data import Learnable, SampleFormat, in_order, shared_out
 from workloads.training.parallel.layout import Layout
 from workloads.training.technique import DataPlan, Inputs, Objective, StepBatch, Technique, Training
 
@@ -56,14 +56,12 @@ def batch_maker(
 
     def make(step: int) -> StepBatch:
         everywhere = data.draw([samples[index] for index in batches[step % len(batches)]], step)
-        mine = everywhere[rank :: data.cards]
-        size = len(mine) // data.micro_batches
-        parts = [mine[start : start + size] for start in range(0, len(mine), size)]
-        micro_batches = tuple(data.collate(part) for part in parts)
+        parts = shared_out(everywhere, rank, data.cards, data.micro_batches)
+        micro_batches = tuple(map(data.collate, parts))
         return StepBatch(
             micro_batches=micro_batches,
-            items=len(mine),
-            real_tokens=sum(sample.tokens for sample in mine),
+            items=sum(map(len, parts)),
+            real_tokens=sum(sample.tokens for part in parts for sample in part),
             computed_tokens=sum(inputs.positions for inputs in micro_batches),
             # At least 1, so that the loss is 0, not 0 / 0, without learned tokens.
             loss_tokens=max(sum(s.learned_tokens for s in everywhere), 1) / data.cards,

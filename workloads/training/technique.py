@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from workloads.training.data import Learnable, SampleFormat
     from workloads.training.parallel.exchange import Exchange
     from workloads.training.parallel.pipeline import Pipeline
-    from workloads.training.parallel.sharding import Divided
 
 
 @dataclass(slots=True, kw_only=True)
@@ -214,7 +213,7 @@ class Training:
     attempt: int = 1  # number of this try at the job
     gather: Callable[[Any], list[Any]] = lambda value: [value]  # all ranks' values, in rank order
     stateful: dict[str, Stateful] = field(default_factory=dict)  # state beyond weights, optimizer
-    divided: Divided | None = None  # set if weights and optimizer are divided among ranks
+    divided: Any = None  # DeepSpeed's engine, if it divides weights and optimizer among ranks
     begins_anew: str = ""  # reason why training does not go on from a checkpoint
     first_step: int = 0  # that this attempt takes
     #: Losses of each step's micro-batches on this rank, earlier attempts included; on the card

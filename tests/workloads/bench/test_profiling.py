@@ -50,7 +50,7 @@ def test_a_profiled_job_learns_what_it_would_have_learned(small_model: str) -> N
 def test_a_profile_uses_up_no_random_numbers(divided: bool) -> None:
     net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
     training = training_of(net)
-    training.divided = object() if divided else None  # type: ignore[assignment]
+    training.divided = object() if divided else None
 
     class Dropping(Steps):
         def __init__(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from finetuning_cases import SUMMARIES, losses, train, trained
+from finetuning_cases import SUMMARIES, losses, sample_format, train, trained
 from generation_cases import Worker, request
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +20,6 @@ from orchestrator.grid.parser import parse_grid
 from workloads import quality
 from workloads.base import BadConfiguration, Unsupported
 from workloads.data.embedded import news_examples
-from workloads.models.loading import load_config, load_tokenizer, open_model
 from workloads.training.data import NOT_LEARNED, SampleFormat
 from workloads.training.pairs import Pair, collate, encode
 
@@ -31,15 +30,7 @@ ARTICLES = "cnn-dailymail-synthetic"
 
 @pytest.fixture(scope="module")
 def form() -> SampleFormat:
-    source = open_model("tiny-t5")
-    return SampleFormat(
-        tokenizer=load_tokenizer(source),
-        source=source,
-        config=load_config(source),
-        parameters=PREFIXED | {"max_target_length": 24},
-        pad_token_id=0,
-        context_length=None,
-    )
+    return sample_format("tiny-t5", PREFIXED | {"max_target_length": 24})
 
 
 IDS = st.lists(st.integers(2, 99), min_size=1, max_size=15).map(lambda ids: (*ids, 1))

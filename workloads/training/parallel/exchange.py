@@ -127,17 +127,17 @@ def require(strategy: str, *names: str) -> None:
     """Raise Unsupported if torch lacks ``module:attribute`` or ``module:function(parameter)``."""
     import torch
 
-    if missing := [name.replace(":", ".") for name in names if not _has(name)]:
+    missing = []
+    for name in names:
+        path, _, parameter = name.rstrip(")").partition("(")
+        try:
+            thing = pkgutil.resolve_name(path)
+        except (ImportError, AttributeError):
+            thing = None
+        if thing is None or (parameter and parameter not in inspect.signature(thing).parameters):
+            missing.append(name.replace(":", "."))
+    if missing:
         raise Unsupported(
             f"strategy {strategy}: torch {torch.__version__} has no {' and no '.join(missing)}, "
             f"which torch {_TESTED} has; install that or a newer one, or choose another strategy"
         )
-
-
-def _has(name: str) -> bool:
-    name, _, parameter = name.rstrip(")").partition("(")
-    try:
-        thing = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError):
-        return False
-    return not parameter or parameter in inspect.signature(thing).parameters

@@ -212,21 +212,6 @@ def chunks_of(parameters: Mapping[str, Any]) -> int:
     return int(parameters.get("pipeline_chunks") or CHUNKS)
 
 
-def pipeline_notes(job: JobDescription) -> Iterator[str]:
-    """The line of the plan about a pipeline, where there is one."""
-    stages = pipeline_size(job.parameters, job.cards)
-    if stages < 2:
-        return
-    micro_batches, chunks = job.parameters["gradient_accumulation"], chunks_of(job.parameters)
-    share = idle_share(stages, micro_batches, chunks)
-    by_chunks = f" of {chunks} groups of layers each" if chunks > 1 else ""
-    yield (
-        f"pipeline_parallel {stages} with {micro_batches} micro-batches"
-        f" (gradient_accumulation){by_chunks}: idle share (p-1)/(m"
-        f"{'v' if chunks > 1 else ''}+p-1) = {share:.1%}"
-    )
-
-
 def layout_refusals(job: JobDescription) -> Iterator[Refusal]:
     """Refuse data × tensor × pipeline unequal to the number of cards."""
     names = ("data_parallel", "tensor_parallel", "pipeline_parallel")

@@ -17,15 +17,14 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from torch import nn
 
 from workloads.base import BadConfiguration, Unsupported, require_package
-from workloads.data.cache import flush_tree
 from workloads.training.parallel.exchange import Stamped, require
-from workloads.training.parallel.layout import Groups, Layout
+from workloads.training.parallel.layout import Groups
 from workloads.training.technique import Training
 
 #: Elements of an exchange: DeepSpeed's default, which allocates 2 GB in fp32 for any model.
@@ -107,40 +106,16 @@ def use_its_algorithms() -> bool:
     return chosen_algorithms[0]
 
 
-class _Ranks:
-    """Groups of ranks under Megatron's names, as DeepSpeed expects."""
-
-    def __init__(self, layout: Layout, groups: Groups) -> None:
-        for name, rank, size, group in (
-            ("model", layout.tensor_rank, layout.tensor, groups.tensor),
-            ("data", layout.data_rank, layout.data_size, groups.data),
-        ):
-            answers = {"rank": rank, "world_size": size, "group": group}
-            for what, answer in answers.items():
-                setattr(self, f"get_{name}_parallel_{what}", lambda answer=answer: answer)
-
-
-class Divided:
-    """The parts of a training that DeepSpeed has divided among the ranks."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-
-    def save(self, directory: Path) -> None:
-        """Write every rank's part; all ranks call this together."""
-        self._engine.save_checkpoint(str(directory.parent), tag=directory.name, save_latest=False)
-        flush_tree(directory)
-
-    def load(self, directory: Path) -> None:
-        """Read every rank's part back; all ranks call this together."""
-        path, _ = self._engine.load_checkpoint(str(directory.parent), tag=directory.name)
-        if path is None:
-            raise BadConfiguration(f"DeepSpeed reads no checkpoint in {directory}")
-
-
 def start_deepspeed(training: Training, groups: Groups, stage: int, **offload: bool) -> None:
     """Hand model and optimizer over to DeepSpeed; check that it sees the whole gang."""
     config = deepspeed_config(training, stage, **offload)
+    layout, ranks = training.layout, SimpleNamespace()  # groups under Megatron's names
+    for name, rank, size, group in (
+        ("model", layout.tensor_rank, layout.tensor, groups.tensor),
+        ("data", layout.data_rank, layout.data_size, groups.data),
+    ):
+        for what, answer in (("rank", rank), ("world_size", size), ("group", group)):
+            setattr(ranks, f"get_{name}_parallel_{what}", lambda answer=answer: answer)
     deterministic = use_its_algorithms()
     deepspeed = importlib.import_module("deepspeed")
     with contextlib.suppress(AttributeError, KeyError):
@@ -156,7 +131,7 @@ def start_deepspeed(training: Training, groups: Groups, stage: int, **offload: b
         model=training.model,
         model_parameters=training.trainable(),
         config=config,
-        mpu=_Ranks(training.layout, groups) if training.layout.tensor > 1 else None,
+        mpu=ranks if layout.tensor > 1 else None,
         dist_init_required=False,
     )
     registry = importlib.import_module("deepspeed.utils.groups")
@@ -170,7 +145,7 @@ def start_deepspeed(training: Training, groups: Groups, stage: int, **offload: b
             f"DeepSpeed runs ZeRO {engine.zero_optimization_stage()} instead of {stage}"
         )
     training.wrapper, training.optimizer = engine, optimizer
-    training.divided = Divided(engine)
+    training.divided = engine
     exchange = Stamped(training.device)
     training.ending.enter_context(
         exchange.watch(importlib.import_module("deepspeed.comm.comm").cdb)
@@ -220,12 +195,24 @@ def shard(training: Training) -> None:
     for layer in layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    if stamped:
+    if stamped:  # else stamps would count what computing hides
+        from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+
         exchange = Stamped(training.device)
+
+        def timed(kind: Any) -> Any:
+            class Timed(kind):  # type: ignore[misc]
+                def __call__(self, *args: Any, **kwargs: Any) -> Any:
+                    with exchange.timed():
+                        return super().__call__(*args, **kwargs)
+
+            return Timed()
+
         for module in model.modules():
             if isinstance(module, FSDPModule):
-                _stamp(module, exchange)
-        training.exchanges.append(exchange)  # else stamps would count what computing hides
+                module.set_custom_all_gather(timed(collectives.DefaultAllGather))
+                module.set_custom_reduce_scatter(timed(collectives.DefaultReduceScatter))
+        training.exchanges.append(exchange)
 
     @contextlib.contextmanager
     def exchanged(whether: bool) -> Iterator[None]:
@@ -255,21 +242,6 @@ def _layers(training: Training) -> list[nn.Module]:
             f"strategy fsdp2: transformers does not name the layers of {type(inner).__name__}"
         )
     return layers
-
-
-def _stamp(module: Any, exchange: Stamped) -> None:
-    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
-
-    def timed(kind: Any) -> Any:
-        class Timed(kind):  # type: ignore[misc]
-            def __call__(self, *args: Any, **kwargs: Any) -> Any:
-                with exchange.timed():
-                    return super().__call__(*args, **kwargs)
-
-        return Timed()
-
-    module.set_custom_all_gather(timed(collectives.DefaultAllGather))
-    module.set_custom_reduce_scatter(timed(collectives.DefaultReduceScatter))
 
 
 @contextlib.contextmanager

@@ -14,7 +14,6 @@ from functools import cache
 from typing import Any
 
 from pydantic import create_model
-from pydantic.fields import FieldInfo
 
 from workloads.base import JobDescription, Metric, Refusal
 from workloads.registry import TASKS, Declared
@@ -102,20 +101,14 @@ def with_techniques(
     defaults: Mapping[str, Value] | None = None,
 ) -> type[Any]:
     """Extend ``base`` by settings of techniques for ``tasks``, with other ``defaults`` if given."""
-    settings: dict[str, Any] = {
-        setting: (info.annotation, _with_default(info, setting, defaults or {}))
-        for kind in _able(tasks)
-        for setting, info in kind.model_fields.items()
-    }
+    settings: dict[str, Any] = {}
+    for kind in _able(tasks):
+        for setting, info in kind.model_fields.items():
+            if defaults and setting in defaults:
+                declaration = info.json_schema_extra
+                assert isinstance(declaration, Declaration)
+                info = copy(info)
+                info.default = defaults[setting]
+                info.json_schema_extra = replace(declaration, default=defaults[setting])
+            settings[setting] = (info.annotation, info)
     return create_model(name, __base__=base, __doc__=base.__doc__, **settings)
-
-
-def _with_default(info: FieldInfo, name: str, defaults: Mapping[str, Value]) -> FieldInfo:
-    if name not in defaults:
-        return info
-    changed = copy(info)
-    changed.default = defaults[name]
-    declaration = info.json_schema_extra
-    assert isinstance(declaration, Declaration)
-    changed.json_schema_extra = replace(declaration, default=defaults[name])
-    return changed

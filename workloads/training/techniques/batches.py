@@ -138,7 +138,12 @@ class Padding(Technique):
 
         def arranged(samples: Sequence[Learnable], batch: int) -> list[list[int]]:
             batches = arrange(samples, batch)
-            lengths[0] = rows.longest_row(samples, batches, data.cards, data.micro_batches)
+            lengths[0] = max(
+                sum(samples[index].tokens for index in part)
+                for positions in batches
+                for card in range(data.cards)
+                for part in rows.shared_out(positions, card, data.cards, data.micro_batches)
+            )
             data.details["packed_length"] = str(lengths[0])
             return batches
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import itertools
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Literal
@@ -69,10 +68,31 @@ class Compilation(Technique):
             raise Unsupported(f"torch.compile: {lacking}")
         import torch
 
-        _from_nothing(training)
+        torch.compiler.reset()
+        # Empty caches on disk and in memory, while the job runs.
+        cache = importlib.import_module("torch._inductor.utils").fresh_inductor_cache()
+        cache.__enter__()
+        # Not the job's error, for which it would leave its directory on disk.
+        training.ending.callback(cache.__exit__, None, None, None)
+        config: Any = importlib.import_module("torch._inductor.config")
+        # No more processes than the job has cores.
+        threads = min(torch.get_num_threads(), config.compile_threads or 1)
+        training.ending.enter_context(config.patch(compile_threads=threads))
         self._graphs = (compiled_graphs(), 0)
+        model = training.model
         by_layer = self.compile_scope == "layers"
-        self._compiled += _layers(training.model) if by_layer else [training.model]
+        if by_layer:
+            kinds = {
+                n for m in model.modules() for n in getattr(m, "_no_split_modules", None) or ()
+            }
+            self._compiled += [m for m in model.modules() if type(m).__name__ in kinds]
+            if not self._compiled:
+                raise Unsupported(
+                    f"compile_scope layers: {type(model).__name__} does not say what its layers "
+                    "are; write compile_scope: model"
+                )
+        else:
+            self._compiled.append(model)
         for module in self._compiled:
             # In place, so that parameter names and classes stay.
             module.compile(
@@ -111,36 +131,9 @@ class Compilation(Technique):
             module._compiled_call_impl = None  # evaluation needs no compiled graphs
 
 
-def _layers(model: Any) -> list[Any]:
-    named = (getattr(module, "_no_split_modules", None) or () for module in model.modules())
-    names = {*itertools.chain.from_iterable(named)}
-    layers = [module for module in model.modules() if type(module).__name__ in names]
-    if not layers:
-        raise Unsupported(
-            f"compile_scope layers: {type(model).__name__} does not say what its layers are; "
-            "write compile_scope: model"
-        )
-    return layers
-
-
 def compiled_graphs() -> int:
     """Number of graphs that this process has compiled so far."""
     return torch_compilations().graphs or 0
-
-
-def _from_nothing(training: Training) -> None:
-    """Start with empty Inductor caches, on disk and in memory, while the job runs."""
-    import torch
-
-    torch.compiler.reset()
-    cache = importlib.import_module("torch._inductor.utils").fresh_inductor_cache()
-    cache.__enter__()
-    # Not the job's error, for which it would leave its directory on disk.
-    training.ending.callback(cache.__exit__, None, None, None)
-    config: Any = importlib.import_module("torch._inductor.config")
-    # No more processes than the job has cores.
-    threads = min(torch.get_num_threads(), config.compile_threads or 1)
-    training.ending.enter_context(config.patch(compile_threads=threads))
 
 
 class Attention(Technique):
@@ -186,8 +179,7 @@ class Attention(Technique):
     def on_model(self, training: Training) -> None:
         from workloads.models.loading import check_attention
 
-        inner = training.model
-        inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+        inner = training.base_model
         running = getattr(inner.config, "_attn_implementation", self.attention)
         fallback = (self.attention, running) == ("sdpa", "eager")
         said = check_attention(inner, self.attention) if fallback else self.attention

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import PrivateAttr
-
 from workloads.base import (
     BadConfiguration,
     JobDescription,
@@ -303,18 +301,23 @@ class Freezing(Technique):
     def on_model(self, training: Training) -> None:
         import torch
 
+        model = training.model
         if self.freeze_embeddings:
-            frozen = [
-                n for n, m in training.model.named_modules() if isinstance(m, torch.nn.Embedding)
-            ]
+            frozen = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Embedding)]
             for name in frozen:
-                training.model.get_submodule(name).requires_grad_(False)
+                model.get_submodule(name).requires_grad_(False)
             names = Counter(name.rpartition(".")[2] for name in frozen)
             training.details["frozen_embeddings"] = ", ".join(
                 f"{count} {name}" for name, count in names.items()
             )
         if self.freeze_layers:
-            layers = _layers(training.model)
+            below = model
+            if getattr(model.config, "is_encoder_decoder", False):
+                below = model.get_encoder()
+            lists = [[*m] for m in below.modules() if isinstance(m, torch.nn.ModuleList)]
+            if not lists:
+                raise BadConfiguration(f"{type(model).__name__} has no list of layers to freeze")
+            layers = max(lists, key=len)
             if self.freeze_layers >= len(layers):
                 raise BadConfiguration(
                     f"freeze_layers is {self.freeze_layers}; the model has {len(layers)} layers, "
@@ -322,17 +325,6 @@ class Freezing(Technique):
                 )
             for layer in layers[: self.freeze_layers]:
                 layer.requires_grad_(False)
-
-
-def _layers(model: Any) -> list[Any]:
-    """The model's layers in order (an encoder's first): the longest list of modules."""
-    import torch
-
-    below = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
-    lists: list[list[Any]] = [[*m] for m in below.modules() if isinstance(m, torch.nn.ModuleList)]
-    if not lists:
-        raise BadConfiguration(f"{type(model).__name__} has no list of layers to freeze")
-    return max(lists, key=len)
 
 
 class MemoryRelease(Technique):
@@ -355,18 +347,20 @@ class MemoryRelease(Technique):
         "after every so many optimizer steps, within their time; 0: never.",
     )
 
-    _seconds: list[float] = PrivateAttr(default_factory=list)
+    _releases: int = 0
+    _seconds: float = 0.0
 
     def after_step(self, training: Training, step: int) -> None:
         if (step + 1) % self.release_memory_every:
             return
         began = time.perf_counter()
         training.device.release_memory()
-        self._seconds.append(time.perf_counter() - began)
+        self._seconds += time.perf_counter() - began
+        self._releases += 1
 
     def after_steps(self, training: Training) -> None:
-        training.details["memory_releases"] = str(len(self._seconds))
-        training.details["memory_release_s"] = f"{sum(self._seconds):.6g}"
+        training.details["memory_releases"] = str(self._releases)
+        training.details["memory_release_s"] = f"{self._seconds:.6g}"
 
 
 SPECS = (

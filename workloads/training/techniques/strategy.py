@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from workloads.base import BadConfiguration, JobDescription, Metric, Refusal
 from workloads.settings import choice, choice_in_id
@@ -19,15 +19,12 @@ from workloads.training.parallel.layout import (
     layout_refusals,
     make_groups,
     model_parallel_size,
-    pipeline_notes,
     pipeline_refusals,
+    pipeline_size,
     tensor_refusals,
     tensor_size,
 )
 from workloads.training.technique import DataPlan, Loading, Technique, Training
-
-if TYPE_CHECKING:
-    import torch
 
 _IDLE = Metric(
     name="pipeline_idle_share",
@@ -132,7 +129,14 @@ class Strategy(Technique):
 
     def refusals(self, job: JobDescription) -> Iterable[Refusal]:
         if job.cards == 1:
-            yield from self._one_card()
+            for name in type(self).model_fields:
+                given = not self.is_default(name) and name not in self.beside
+                if given and getattr(self, name) != 1:  # one card is one copy, in one part
+                    yield Refusal(
+                        setting=name,
+                        reason="the job has one card, and a strategy takes several",
+                        hint=f"write cards: 2 or more, or leave {name} out",
+                    )
             return
         tensor = tensor_size(job.parameters, job.cards)
         if self.strategy == "tensor-parallel" and self.tensor_parallel not in (None, tensor):
@@ -155,17 +159,17 @@ class Strategy(Technique):
         yield from combination_refusals(job)
 
     def notes(self, job: JobDescription) -> Iterable[str]:
-        yield from pipeline_notes(job)
-
-    def _one_card(self) -> Iterator[Refusal]:
-        for name in type(self).model_fields:
-            given = not self.is_default(name) and name not in self.beside
-            if given and getattr(self, name) != 1:  # one card is one copy, in one part
-                yield Refusal(
-                    setting=name,
-                    reason="the job has one card, and a strategy takes several",
-                    hint=f"write cards: 2 or more, or leave {name} out",
-                )
+        stages = pipeline_size(job.parameters, job.cards)
+        if stages < 2:
+            return
+        micro_batches, chunks = job.parameters["gradient_accumulation"], chunks_of(job.parameters)
+        share = idle_share(stages, micro_batches, chunks)
+        by_chunks = f" of {chunks} groups of layers each" if chunks > 1 else ""
+        yield (
+            f"pipeline_parallel {stages} with {micro_batches} micro-batches"
+            f" (gradient_accumulation){by_chunks}: idle share (p-1)/(m"
+            f"{'v' if chunks > 1 else ''}+p-1) = {share:.1%}"
+        )
 
     def before_load(self, loading: Loading) -> None:
         if self.strategy in ZERO:
@@ -197,27 +201,24 @@ class Strategy(Technique):
             training.exchanges.append(exchange)
             plan = split(training.model, layout, groups, exchange)
             training.details["tensor_parallel_plan"] = plan
-        if layout.pipeline > 1:
-            self._cut(training, groups)
+        if (stages := layout.pipeline) > 1:
+            from workloads.training.parallel.pipeline import cut
+
+            schedule, chunks = self.pipeline_schedule, chunks_of(self.model_dump())
+            cut(training, groups, schedule=schedule, chunks=chunks, length=self._length)
+            micro_batches = training.micro_batches
+            training.metrics[_IDLE.name] = idle_share(stages, micro_batches, chunks)
+            training.details["pipeline_parallel"] = str(stages)
+            training.details["pipeline"] = (
+                f"{schedule}, {micro_batches} micro-batches, "
+                f"{chunks} group{'s' if chunks > 1 else ''} of layers a card"
+            )
         elif self.strategy == "fsdp2":
             from workloads.training.parallel.sharding import shard
 
             shard(training)
         elif layout.data_size > 1 and self.strategy not in ZERO:
             _ddp(training, groups.data)
-
-    def _cut(self, training: Training, groups: Groups) -> None:
-        from workloads.training.parallel.pipeline import cut
-
-        stages, micro_batches = training.layout.pipeline, training.micro_batches
-        schedule, chunks = self.pipeline_schedule, chunks_of(self.model_dump())
-        cut(training, groups, schedule=schedule, chunks=chunks, length=self._length)
-        training.metrics[_IDLE.name] = idle_share(stages, micro_batches, chunks)
-        training.details["pipeline_parallel"] = str(stages)
-        training.details["pipeline"] = (
-            f"{schedule}, {micro_batches} micro-batches, "
-            f"{chunks} group{'s' if chunks > 1 else ''} of layers a card"
-        )
 
     def on_optimizer(self, training: Training) -> None:
         if self.strategy not in ZERO:
@@ -276,7 +277,10 @@ class GradientCompression(Technique):
         None, ge=1, description=f"Columns of powersgd's thin matrices. Left out: {_POWERSGD_RANK}."
     )
 
-    _hook: _CountedHook
+    _state: Any = None  # of torch's communication hook
+    _last: Any = None  # exchange that was started
+    _numbers: int = 0  # of gradients exchanged through the hook
+    _bytes: int = 0
 
     def refusals(self, job: JobDescription) -> Iterable[Refusal]:
         strategy = job.parameters.get("strategy") or "ddp"
@@ -299,57 +303,44 @@ class GradientCompression(Technique):
             )
 
     def on_cards(self, training: Training) -> None:
-        if self.gradient_compression == "powersgd":
-            training.begins_anew = "powersgd keeps what it has not sent yet on each card"
-        rank = self.powersgd_rank or _POWERSGD_RANK
-        group = training.wrapper.process_group
-        hook = self._hook = _CountedHook(self.gradient_compression, group, rank)
-        # A lambda: DDP refuses annotations that are not its own.
-        training.wrapper.register_comm_hook(None, lambda state, bucket: hook.exchange(bucket))
-
-    def after_steps(self, training: Training) -> None:
-        if not self._hook.exchanges:
-            raise BadConfiguration("no gradients were exchanged through the compression")
-        training.details["gradient_compression"] = self._hook.summary()
-
-
-class _CountedHook:
-    """One of torch's DDP communication hooks, with counted exchanges and bytes."""
-
-    def __init__(self, name: str, group: Any, rank: int) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-        self._name, self._rank = name, rank
-        self._hook: Any = powerSGD_hook.powerSGD_hook
-        self._state: Any = group
+        name, group = self.gradient_compression, training.wrapper.process_group
+        hook: Any = powerSGD_hook.powerSGD_hook
         if name == "powersgd":
+            training.begins_anew = "powersgd keeps what it has not sent yet on each card"
             self._state = powerSGD_hook.PowerSGDState(
                 process_group=group,
-                matrix_approximation_rank=rank,
+                matrix_approximation_rank=self.powersgd_rank or _POWERSGD_RANK,
                 start_powerSGD_iter=_POWERSGD_START,
             )
         else:
-            self._hook = getattr(default_hooks, f"{name}_compress_hook")
-        self._last: Any = None  # exchange that was started
-        self.exchanges = self._numbers = self._bytes = 0
+            hook, self._state = getattr(default_hooks, f"{name}_compress_hook"), group
 
-    def exchange(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        self.exchanges += 1
-        self._numbers += bucket.buffer().numel()
-        self._bytes += bucket.buffer().nbytes
-        # PowerSGD continues in callbacks: with two exchanges in flight, ranks may order their
-        # collectives differently and mismatch them.
-        if self._name == "powersgd" and self._last is not None:
-            self._last.wait()
-        self._last = self._hook(self._state, bucket)
-        return self._last  # type: ignore[no-any-return]
+        def exchange(bucket: Any) -> Any:
+            self._numbers += bucket.buffer().numel()
+            self._bytes += bucket.buffer().nbytes
+            # PowerSGD continues in callbacks: with two exchanges in flight, ranks may order their
+            # collectives differently and mismatch them.
+            if name == "powersgd" and self._last is not None:
+                self._last.wait()
+            self._last = hook(self._state, bucket)
+            return self._last
 
-    def summary(self) -> str:
-        if self._name == "powersgd":
+        # A lambda: DDP refuses annotations that are not its own.
+        training.wrapper.register_comm_hook(None, lambda state, bucket: exchange(bucket))
+
+    def after_steps(self, training: Training) -> None:
+        if not self._numbers:
+            raise BadConfiguration("no gradients were exchanged through the compression")
+        text = f"{self.gradient_compression}: {2 * self._numbers} bytes sent for {self._bytes}"
+        text += " of gradients"
+        if self.gradient_compression == "powersgd":
             sent = self._state.total_numel_after_compression
             gradients = self._state.total_numel_before_compression
-            return f"powersgd of rank {self._rank}: {sent} numbers sent for {gradients} gradients"
-        return f"{self._name}: {2 * self._numbers} bytes sent for {self._bytes} of gradients"
+            rank = self.powersgd_rank or _POWERSGD_RANK
+            text = f"powersgd of rank {rank}: {sent} numbers sent for {gradients} gradients"
+        training.details["gradient_compression"] = text
 
 
 SPECS = (Strategy, GradientCompression)
