@@ -74,11 +74,11 @@ BF16 = "cpu_bf16"
 CORES = "cpu_cores"
 
 
-def versions_of(cpuinfo: str) -> dict[str, str]:
-    """Return the bfloat16 instructions listed in ``/proc/cpuinfo``."""
-    flags = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
+def _versions() -> dict[str, str]:
+    """The processor's model and, if it has any, its bfloat16 instructions."""
+    flags = re.search(r"^flags\s*:(.*)$", _cpuinfo(), re.MULTILINE)
     known = {"amx_bf16", "avx512_bf16"} & set(flags[1].split() if flags else ())
-    return {BF16: " ".join(sorted(known))} if known else {}
+    return {"cpu": processor(), **({BF16: " ".join(sorted(known))} if known else {})}
 
 
 def _cpuinfo() -> str:
@@ -102,7 +102,7 @@ SPEC = DeviceSpec(
     ray_option="num_cpus",
     variables=_variables,
     spare_cores=1,
-    versions=lambda: {"cpu": processor(), **versions_of(_cpuinfo())},
+    versions=_versions,
     precisions={
         "fp32": supported("float32 weights and products"),
         "fp16": supported("float16 weights and products; most CPUs convert, so slower than fp32"),

@@ -63,7 +63,11 @@ def engine_function(name: str, ability: str, device: str) -> Any:
     if not spec.runs_on(device):
         raise Unsupported(elsewhere(spec, device))
     for package in spec.packages:
-        if not _is_installed(package.module):
+        try:
+            installed = importlib.util.find_spec(package.module) is not None
+        except ModuleNotFoundError:  # the parent package is missing
+            installed = False
+        if not installed:
             raise Unsupported(
                 f"the engine {name} needs the package {package.name}, which is not installed here: "
                 f"{spec.install}"
@@ -130,11 +134,3 @@ def elsewhere(spec: EngineSpec, device: str) -> str:
     """Message for a device on which an engine does not run."""
     where = " and ".join(spec.devices) or f"devices with {spec.needs}"
     return f"the engine {spec.name} runs on {where}, not on {device}"
-
-
-def _is_installed(module: str) -> bool:
-    """Return whether a module exists, without importing it."""
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the parent package is missing
-        return False

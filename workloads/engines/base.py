@@ -143,10 +143,6 @@ class Modes:
     #: (mode, package versions) -> what the mode lacks with them; "" for nothing.
     lacks: Callable[[str, Mapping[str, str]], str] = lambda mode, versions: ""
 
-    def chosen(self, settings: Mapping[str, Any]) -> str:
-        """The mode that a job's settings name."""
-        return str(settings.get(self.setting) or self.names[0])
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
@@ -203,8 +199,9 @@ class EngineSpec:
 
     def mode(self, device: str, settings: Mapping[str, Any]) -> str:
         """Execution mode of a job; ``ORDINARY_MODE`` if the device has no modes."""
-        modes = self.modes.get(device)
-        return modes.chosen(settings) if modes else ORDINARY_MODE
+        if (modes := self.modes.get(device)) is None:
+            return ORDINARY_MODE
+        return str(settings.get(modes.setting) or modes.names[0])
 
     def apart(self, workload: str, precision: str) -> str:
         """The precision for which this job or calibration needs its own process; else ""."""

@@ -76,8 +76,11 @@ def load_pipeline(source: ModelSource, *, kind: Any = None, **arguments: Any) ->
     """Load a pipeline on the host, as class ``kind`` or diffusers' own, without the safety checker,
     which would examine every image; DataMissing if a part is missing, or cannot be read."""
     import diffusers
+    from transformers.utils import logging as transformers_logging
 
-    quiet()
+    for logging in (diffusers.utils.logging, transformers_logging):
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
     if "safety_checker" in (pipeline_index(source.path) or {}):
         arguments |= {"safety_checker": None, "requires_safety_checker": False}
     try:
@@ -102,9 +105,6 @@ def load_pipeline(source: ModelSource, *, kind: Any = None, **arguments: Any) ->
     return pipeline
 
 
-_LOADER = "from_pretrained"
-
-
 @contextlib.contextmanager
 def _reports() -> Iterator[list[tuple[str, Mapping[str, Any]]]]:
     """Yield the path and loading report of each model that is loaded in the block: pipelines load
@@ -113,7 +113,9 @@ def _reports() -> Iterator[list[tuple[str, Mapping[str, Any]]]]:
     from transformers import PreTrainedModel
 
     reports: list[tuple[str, Mapping[str, Any]]] = []
-    originals = {kind: vars(kind)[_LOADER] for kind in (ModelMixin, PreTrainedModel)}
+    originals: dict[Any, Any] = {
+        kind: vars(kind)["from_pretrained"] for kind in (ModelMixin, PreTrainedModel)
+    }
 
     def reporting(original: classmethod[Any, Any, Any]) -> classmethod[Any, Any, Any]:
         def load(cls: type, path: Any, *arguments: Any, **options: Any) -> Any:
@@ -125,22 +127,12 @@ def _reports() -> Iterator[list[tuple[str, Mapping[str, Any]]]]:
         return classmethod(load)
 
     for kind, original in originals.items():
-        setattr(kind, _LOADER, reporting(original))
+        kind.from_pretrained = reporting(original)
     try:
         yield reports
     finally:
         for kind, original in originals.items():
-            setattr(kind, _LOADER, original)
-
-
-def quiet() -> None:
-    """Keep diffusers' and transformers' warnings and bars out of the log."""
-    import diffusers
-    from transformers.utils import logging as transformers_logging
-
-    for logging in (diffusers.utils.logging, transformers_logging):
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
+            kind.from_pretrained = original
 
 
 def denoiser_name(pipeline: Any) -> str:

@@ -43,21 +43,14 @@ class ContinuousGeneration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """Output of one batch."""
+    """Output of one batch, or of continuous batching."""
 
-    tokens: Sequence[Sequence[int]]  # new ids of each prompt, padded after an end of sequence
+    #: New ids of each prompt; padded after an end of sequence, in continuous batching up to it.
+    tokens: Sequence[Sequence[int]]
     computed_tokens: int  # positions the device worked on, padding included
     #: By step, float32 [batch, vocabulary] on the host, if requested.
     logits: Sequence[Any] = ()
     encoder_s: float | None = None  # part of the whole time; None: no encoder
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completed:
-    """Output of continuous batching, by prompt."""
-
-    tokens: list[list[int]]  # up to and including the end of sequence
-    computed_tokens: int  # positions the device worked on
     steps_apart: bool = True  # False: some steps were launched together, so have no own times
 
 
@@ -120,7 +113,7 @@ class GenerationEngine(LoadedModel, ABC):
 
     def generate_continuously(
         self, prompts: Sequence[Sequence[int]], generation: ContinuousGeneration
-    ) -> Completed:
+    ) -> Generated:
         """Generate for all prompts; Unsupported without continuous batching."""
         raise Unsupported("the engine of this job does not do continuous batching")
 
@@ -183,16 +176,12 @@ class SteppedEngine(GenerationEngine, ABC):
         self, prepared: Sequence[Any], generation: Generation, on_step: OnTexts
     ) -> list[list[int]]:
         """``write`` for a static batch, which has a slot for every prompt."""
-        continuous = ContinuousGeneration(
-            slots=len(prepared),
-            output_tokens=generation.output_tokens,
-            ends=generation.ends,
-            on_step=on_step,
-        )
-        return self.write(prepared, continuous)
+        slots, most, ends = len(prepared), generation.output_tokens, generation.ends
+        every = ContinuousGeneration(slots=slots, output_tokens=most, ends=ends, on_step=on_step)
+        return self.write(prepared, every)
 
     def generate_continuously(
         self, prompts: Sequence[Sequence[int]], generation: ContinuousGeneration
-    ) -> Completed:
+    ) -> Generated:
         tokens = self.write(self.prepare(prompts), generation)
-        return Completed(tokens=tokens, computed_tokens=computed(sum(map(len, prompts)), tokens))
+        return Generated(tokens=tokens, computed_tokens=computed(sum(map(len, prompts)), tokens))

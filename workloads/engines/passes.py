@@ -8,9 +8,9 @@ reported repeat are decoded to text at the end, timed separately (``detokenizati
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workloads.base import (
     BadConfiguration,
@@ -26,7 +26,6 @@ from workloads.bench.measure import Observation
 from workloads.data.datasets import Dataset
 from workloads.engines.loaded import (
     Answered,
-    Completed,
     ContinuousGeneration,
     Generated,
     Generation,
@@ -91,64 +90,56 @@ def count_output_tokens(ids: Sequence[int], end_token_ids: frozenset[int]) -> in
     return next((n for n, token in enumerate(ids, 1) if token in end_token_ids), len(ids))
 
 
+@dataclass
 class TimedPass:
     """Base of passes over this rank's prompts; ``texts`` has the output by repeat."""
 
-    def __init__(
-        self,
-        engine: GenerationEngine,
-        *,
-        output_tokens: int,
-        ignore_eos: bool,
-        keep_texts: int,
-        clock: Callable[[], float],
-        synchronize: Callable[[], None],
-    ) -> None:
-        self._engine = engine
-        self._output_tokens = output_tokens
-        self._ends = frozenset[int]() if ignore_eos else engine.end_token_ids
-        self._clock = clock
-        self._synchronize = synchronize
-        self.texts = Texts(engine.decode, keep_texts)
+    engine: GenerationEngine
+    _: KW_ONLY
+    output_tokens: int
+    ignore_eos: bool
+    keep_texts: int
+    clock: Callable[[], float]
+    synchronize: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self.ends = frozenset[int]() if self.ignore_eos else self.engine.end_token_ids
+        self.texts = Texts(self.engine.decode, self.keep_texts)
 
 
+@dataclass
 class BatchedPass(TimedPass):
     """Static batches; ``counts`` is False if another rank counts the same prompts."""
 
-    def __init__(
-        self,
-        engine: GenerationEngine,
-        batches: Sequence[Sequence[Prompt]],
-        *,
-        counts: bool = True,
-        **settings: Any,
-    ) -> None:
-        super().__init__(engine, **settings)
-        self._counts = counts
-        self._batches = batches
-        self._prepared = [engine.prepare([prompt.ids for prompt in batch]) for batch in batches]
+    batches: Sequence[Sequence[Prompt]]
+    counts: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        prompts = ([prompt.ids for prompt in batch] for batch in self.batches)
+        self._prepared = [self.engine.prepare(ids) for ids in prompts]
 
     def run_batch(self, repeat: int, batch: int) -> Callable[[], Observation]:
         """Generate for one batch; call the returned function when the clock has stopped."""
         times: list[float] = []
 
         def on_step() -> None:
-            self._synchronize()
-            times.append(self._clock())
+            self.synchronize()
+            times.append(self.clock())
 
-        began = self._clock()
-        generation = Generation(output_tokens=self._output_tokens, ends=self._ends, on_step=on_step)
-        fetch = self._engine.generate(self._prepared[batch], generation)
+        began = self.clock()
+        generation = Generation(output_tokens=self.output_tokens, ends=self.ends, on_step=on_step)
+        fetch = self.engine.generate(self._prepared[batch], generation)
         return lambda: self._observe(repeat, batch, fetch(), began, times)
 
     def _observe(
         self, repeat: int, batch: int, generated: Generated, began: float, times: list[float]
     ) -> Observation:
-        prompts = self._batches[batch]
-        counts = [count_output_tokens(ids, self._ends) for ids in generated.tokens]
+        prompts = self.batches[batch]
+        counts = [count_output_tokens(ids, self.ends) for ids in generated.tokens]
         steps = max(map(len, generated.tokens))  # may run past the end of all texts
         steps_apart = len(times) >= steps  # else only the first step and the end have times
-        counted = zip(prompts, generated.tokens, counts, strict=True) if self._counts else ()
+        counted = zip(prompts, generated.tokens, counts, strict=True) if self.counts else ()
         for prompt, ids, count in counted:
             item = Item(
                 index=prompt.index,
@@ -159,9 +150,9 @@ class BatchedPass(TimedPass):
             )
             self.texts.add(repeat, item, ids[:count])
         return Observation(
-            items=len(prompts) if self._counts else 0,
-            input_tokens=sum(len(prompt.ids) for prompt in prompts) if self._counts else 0,
-            output_tokens=sum(counts) if self._counts else 0,
+            items=len(prompts) if self.counts else 0,
+            input_tokens=sum(len(prompt.ids) for prompt in prompts) if self.counts else 0,
+            output_tokens=sum(counts) if self.counts else 0,
             computed_tokens=generated.computed_tokens,
             ttft_s=times[0] - began,
             step_s=_apart(times[:steps]) if steps_apart else (),
@@ -169,28 +160,25 @@ class BatchedPass(TimedPass):
         )
 
 
+@dataclass
 class ContinuousPass(TimedPass):
     """All prompts of this rank in continuous batching, ``batch_size`` texts at a time."""
 
-    def __init__(
-        self, engine: GenerationEngine, prompts: Sequence[Prompt], batch_size: int, **settings: Any
-    ) -> None:
-        super().__init__(engine, **settings)
-        self._prompts = prompts
-        self._batch_size = batch_size
+    prompts: Sequence[Prompt]
+    batch_size: int
 
     def run_batch(self, repeat: int, batch: int) -> Callable[[], Observation]:
         """Generate for all prompts; call the returned function when the clock has stopped."""
         admitted: dict[int, float] = {}
-        token_times: list[list[float]] = [[] for _ in self._prompts]
+        token_times: list[list[float]] = [[] for _ in self.prompts]
         steps: list[float] = []  # end of the first prefill, then of each decoding step
 
         def on_admit(indices: Sequence[int]) -> None:
-            admitted.update(dict.fromkeys(indices, self._clock()))
+            admitted.update(dict.fromkeys(indices, self.clock()))
 
         def on_step(indices: Sequence[int]) -> None:
-            self._synchronize()
-            now = self._clock()
+            self.synchronize()
+            now = self.clock()
             decoded = bool(token_times[indices[0]])
             for index in indices:
                 token_times[index].append(now)
@@ -198,26 +186,26 @@ class ContinuousPass(TimedPass):
                 steps.append(now)
 
         generation = ContinuousGeneration(
-            slots=self._batch_size,
-            output_tokens=self._output_tokens,
-            ends=self._ends,
+            slots=self.batch_size,
+            output_tokens=self.output_tokens,
+            ends=self.ends,
             on_admit=on_admit,
             on_step=on_step,
         )
-        prompts = [prompt.ids for prompt in self._prompts]
-        generated = self._engine.generate_continuously(prompts, generation)
+        prompts = [prompt.ids for prompt in self.prompts]
+        generated = self.engine.generate_continuously(prompts, generation)
         return lambda: self._observe(repeat, generated, admitted, token_times, steps)
 
     def _observe(
         self,
         repeat: int,
-        generated: Completed,
+        generated: Generated,
         admitted: dict[int, float],
         token_times: list[list[float]],
         steps: list[float],
     ) -> Observation:
         items = []
-        rows = zip(self._prompts, generated.tokens, strict=True)
+        rows = zip(self.prompts, generated.tokens, strict=True)
         for index, (prompt, ids) in enumerate(rows):
             item = Item(
                 index=prompt.index,

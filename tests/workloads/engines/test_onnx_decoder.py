@@ -24,13 +24,13 @@ from workloads.engines.exports import PROOF, Difference
 from workloads.engines.onnxruntime import calibration
 from workloads.engines.onnxruntime.export import GRAPH, in_precision, without_shapes_of_weights
 from workloads.engines.onnxruntime.generation import compare_decoder
-from workloads.engines.onnxruntime.session import Execution, Graph, Opened, operators_of, share_in
+from workloads.engines.onnxruntime.session import Graph, Opened, operators_of, share_in
 from workloads.models.products import find_calibration
 
 pytestmark = pytest.mark.slow  # exports graphs
 
 STEPS = 12
-EXECUTION = Execution(device=device_for("cpu"), graph_optimization="all")
+CPU = device_for("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_a_graph_that_ignores_padding_is_refused(directory, tmp_path) -> None:
     found.graph.node.insert(place, filled)
     found.graph.node.insert(place, ones)
     onnx.save(found, str(tmp_path / GRAPH))
-    graph = Graph(tmp_path / GRAPH, EXECUTION)
+    graph = Graph(tmp_path / GRAPH, CPU)
     apart = compare_decoder({GRAPH: graph}, load_file(directory / PROOF))
     with pytest.raises(BadConfiguration, match="padded batch"):
         apart.check("fp32", tmp_path / GRAPH)
@@ -162,7 +162,7 @@ def test_a_graph_that_ignores_padding_is_refused(directory, tmp_path) -> None:
 def test_a_session_takes_the_threads_of_the_job(directory) -> None:
     """A model stays loaded between jobs, which may compute with other numbers of threads; the row
     says whether these wait in a loop."""
-    graph = Graph(directory / GRAPH, EXECUTION)
+    graph = Graph(directory / GRAPH, CPU)
     facts = {each.name: {} for each in fields(Opened)} | {"graphs": {GRAPH: graph}}
     opened = Opened(**facts)
     before, cores = torch.get_num_threads(), os.cpu_count() or 1
@@ -196,4 +196,4 @@ def test_a_file_that_is_no_graph_is_named(tmp_path: Path) -> None:
     path = tmp_path / GRAPH
     path.write_bytes(b"\x08\x0a")
     with pytest.raises(DataMissing, match=r"cannot open .*graph\.onnx"):
-        Graph(path, EXECUTION)
+        Graph(path, CPU)

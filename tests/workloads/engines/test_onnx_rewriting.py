@@ -18,7 +18,7 @@ from onnx import TensorProto, helper  # noqa: E402
 
 from workloads.devices import device_for  # noqa: E402
 from workloads.engines.onnxruntime.export import move_slices_forward  # noqa: E402
-from workloads.engines.onnxruntime.session import Execution, Graph, changes, operators_of  # noqa: E402  # noqa: E402
+from workloads.engines.onnxruntime.session import Graph, changes, operators_of  # noqa: E402  # noqa: E402
 
 pytestmark = pytest.mark.slow  # loads the exporter
 
@@ -69,9 +69,8 @@ def convolution(path: Path, axes: tuple[int, ...] = (2, 3)) -> Path:
 
 def opened(path: Path, level: str = "none") -> tuple[torch.Tensor, Mapping[str, int]]:
     """Output of a graph on a level, and its nodes as they are run."""
-    execution = Execution(device=device_for("cpu"), graph_optimization=level)
     written = path.with_name(f"{level}-{path.name}")
-    graph = Graph(path, execution, written_to=written)
+    graph = Graph(path, device_for("cpu"), level, written_to=written)
     x = torch.rand(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
     return graph(x=x)["y"].clone(), operators_of(written)
 

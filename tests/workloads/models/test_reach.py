@@ -10,7 +10,7 @@ import torch
 from finetuning_cases import small_model
 
 from workloads.base import Unsupported
-from workloads.engines.graph import description
+from workloads.engines.graph import layers
 from workloads.engines.openvino.generation import window_of
 from workloads.models import rules
 
@@ -51,7 +51,7 @@ def test_up_to_its_window_a_model_sees_all(kind, changes, window) -> None:
     assert sees_all(model, window or 40)
     assert sees_all(model, (window or 40) + 1) == (window is None)
     if window is not None:
-        assert description.misfit(model)
+        assert layers.misfit(model)
 
 
 def test_layers_without_a_number_of_positions_become_no_graph() -> None:
@@ -78,7 +78,7 @@ def test_angles_that_depend_on_the_length_are_refused(rope, moves) -> None:
     assert torch.allclose(table[0], table[1][:, :9]) != moves
     assert (rules.moving_rotation(model) == rope["rope_type"]) == moves
     if moves:
-        for refuse in (window_of, lambda one: description.read(one, positions=64)):
+        for refuse in (window_of, lambda one: layers.read_decoder(one, positions=64)):
             with pytest.raises(Unsupported, match="rotary positions"):
                 refuse(model)
     else:

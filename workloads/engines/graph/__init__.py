@@ -1,10 +1,10 @@
 """Nightgrid's own decoding: one launch a step over a static cache, with packed weights.
 
-    description        a decoder's matrices and constants, read off a model of transformers
+    layers             a decoder's matrices and constants, read off a model of transformers
     decoder            slots (keys, values and state of each row), prefill, recorded steps
-    single_row         a single row's step as five Triton kernels a layer
+    kernels            a single row's step as five Triton kernels a layer
     few_rows           several rows times a packed matrix, by Triton
-    continuous         continuous batching over the slots; texts may come from any thread
+    engine             batches, static and continuous; texts may come from any thread
     server             the same behind OpenAI's protocol, as a process of its own
 
 A step is a CUDA graph on NVIDIA cards and compiled by the bridge on Gaudi cards (not run yet); on a
@@ -17,7 +17,7 @@ import json
 import sys
 from collections.abc import Iterator
 
-from workloads.base import JobDescription, Refusal, Request, Support, supported, unsupported
+from workloads.base import JobDescription, Refusal, Request, supported, unsupported
 from workloads.devices import device_spec
 from workloads.engines.base import (
     Ability,
@@ -36,6 +36,10 @@ _STORED = {
     "fp8": "float8 (e4m3) with one scale per output channel",
     "int8": "int8 with one scale per output channel",
     "int4": "4-bit integers with one scale for 64 weights of a row",
+}
+_PRODUCTS = {
+    "cuda": "products in bf16",
+    "cpu": "expanded to bf16 for each product, so slower than bf16",
 }
 
 
@@ -95,20 +99,6 @@ def _refuse(job: JobDescription) -> Iterator[Refusal]:
         )
 
 
-def _precisions() -> dict[tuple[str, str], Support]:
-    where = {
-        "cuda": "products in bf16",
-        "cpu": "expanded to bf16 for each product, so slower than bf16",
-    }
-    packed = {
-        (precision, device): supported(f"{stored}; weights only, {products}")
-        for device, products in where.items()
-        for precision, stored in _STORED.items()
-    }
-    reason = "no kernel of the engine graph reads packed weights on Gaudi cards"
-    return packed | {(precision, "hpu"): unsupported(reason) for precision in _STORED}
-
-
 SPEC = EngineSpec(
     name="graph",
     summary="Decoding by recorded steps over a static cache (CUDA graphs), packed weights.",
@@ -143,5 +133,17 @@ SPEC = EngineSpec(
             },
         )
     },
-    precisions=_precisions(),
+    precisions={
+        **{
+            (precision, device): supported(f"{stored}; weights only, {products}")
+            for device, products in _PRODUCTS.items()
+            for precision, stored in _STORED.items()
+        },
+        **{
+            (precision, "hpu"): unsupported(
+                "no kernel of the engine graph reads packed weights on Gaudi cards"
+            )
+            for precision in _STORED
+        },
+    },
 )

@@ -2,7 +2,7 @@
 
 A step reads each row's last token, writes its key and value and chooses the next one, all on the
 card, so several steps can be one launch (``Device.record``). Devices that record nothing run the
-same steps one by one. A single row uses Triton kernels (``single_row``) where possible; other steps
+same steps one by one. A single row uses Triton kernels (``kernels``) where possible; other steps
 run in torch, compiled if launches are recorded or the job says so.
 """
 
@@ -77,17 +77,13 @@ class Slots:
     def part(self, start: int, stop: int) -> Slots:
         """Neighbouring rows, in the same memory."""
         rows = slice(start, stop)
-        return Slots(
+        by_row = ("token", "position", "done", "cursor", "logits", "hidden")
+        return replace(
+            self,
             keys=tuple(one[rows] for one in self.keys),
             values=tuple(one[rows] for one in self.values),
-            token=self.token[rows],
-            position=self.position[rows],
-            done=self.done[rows],
-            cursor=self.cursor[rows],
             chosen=self.chosen[:, rows],
-            logits=self.logits[rows],
-            hidden=self.hidden[rows],
-            ends=self.ends,
+            **{name: getattr(self, name)[rows] for name in by_row},
         )
 
     def set_ends(self, ends: Collection[int]) -> None:
@@ -248,7 +244,7 @@ class Generator:
     def _step(self, state: Slots, length: int) -> Callable[[], None]:
         kernels = self.device.triton and self.decoder.layers[0].after_out is None
         if state.rows == 1 and kernels:
-            from workloads.engines.graph.single_row import SingleRow
+            from workloads.engines.graph.kernels import SingleRow
 
             return SingleRow(
                 self.decoder, state, pad=self._pad, length=length, early=self.device.records

@@ -114,21 +114,16 @@ def block_for(kind: str, columns: int) -> tuple[int, int, int, int] | None:
     return next((block for block in BLOCKS[kind] if columns % block[1] == 0), None)
 
 
-def splits_for(rows: int, columns: int, block_n: int, block_k: int, tiles: int) -> int:
-    """Number of splits of the columns."""
-    splits = 1
-    programs = -(-rows // block_n) * tiles
-    while programs * splits < _PROGRAMS and columns // (2 * splits) >= 2 * block_k:
-        splits *= 2
-    return splits
-
-
 def _layout(rows: int, columns: int, x_rows: int, kind: str) -> tuple[tuple[int, ...], int, int]:
     """The block, its rows of x, and the splits of the columns."""
     block = block_for(kind, columns)
     assert block is not None
     block_m = min(128, max(16, triton.next_power_of_2(x_rows)))
-    return block, block_m, splits_for(rows, columns, block[0], block[1], -(-x_rows // block_m))
+    programs = triton.cdiv(rows, block[0]) * triton.cdiv(x_rows, block_m)
+    splits = 1
+    while programs * splits < _PROGRAMS and columns // (2 * splits) >= 2 * block[1]:
+        splits *= 2
+    return block, block_m, splits
 
 
 @torch.library.custom_op("nightgrid::packed_product", mutates_args=())
@@ -169,10 +164,9 @@ def _(
 
 def expanded(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
     """Many rows times a matrix of any format, unpacked to memory first."""
-    if not matrix.kind:
-        return torch.nn.functional.linear(x, matrix.values, matrix.bias)
     if matrix.kind != "int4":
-        return torch.nn.functional.linear(x, _plain(matrix, x.dtype), matrix.bias)
+        weight = _plain(matrix, x.dtype) if matrix.kind else matrix.values
+        return torch.nn.functional.linear(x, weight, matrix.bias)
     out = torch.empty((matrix.rows, matrix.columns), dtype=x.dtype, device=x.device)
     words = matrix.values.numel()
     expand4[(triton.cdiv(words, 1024),)](
@@ -187,9 +181,7 @@ _plain = torch.compile(Matrix.plain, dynamic=False)
 
 def product(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
     """Rows times a matrix of any format, with its bias."""
-    if not matrix.kind:
-        return torch.nn.functional.linear(x, matrix.values, matrix.bias)
-    if block_for(matrix.kind, matrix.columns) is None:
+    if not matrix.kind or block_for(matrix.kind, matrix.columns) is None:
         return expanded(x, matrix)
     assert matrix.scales is not None
     if matrix.kind == "fp8":

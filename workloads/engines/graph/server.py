@@ -35,8 +35,7 @@ from workloads.data.shapes import Turn
 from workloads.devices import device_for
 from workloads.engines.graph import KEY_VARIABLE
 from workloads.engines.graph import engine as graph
-from workloads.engines.graph.continuous import ContinuousBatch, Text
-from workloads.engines.graph.engine import GraphEngine
+from workloads.engines.graph.engine import ContinuousBatch, GraphEngine, Text
 from workloads.engines.loaded import ContinuousGeneration
 
 #: Exit status of a server whose generation failed; the error is on stderr.
@@ -92,9 +91,13 @@ class Server:
         self._prompt_tokens = self._output_tokens = self._requests = 0
         self._batch = ContinuousBatch(
             engine.generator,
-            ContinuousGeneration(slots=slots, output_tokens=positions, on_step=self._on_step),
+            ContinuousGeneration(
+                slots=slots,
+                output_tokens=positions,
+                on_step=lambda numbers: self._notify(tuple(numbers)),
+            ),
             positions=positions,
-            on_end=self._on_end,
+            on_end=lambda text: self._notify((text.number,), ended=True),
             serving=True,
         )
         self._slots = slots
@@ -114,11 +117,8 @@ class Server:
         application = web.Application(
             client_max_size=_LARGEST_BODY_BYTES, middlewares=[guard] if key else []
         )
-        complete = functools.partial(self._complete, chat=False)
-        application.router.add_post("/v1/completions", complete)
-        application.router.add_post(
-            "/v1/chat/completions", functools.partial(self._complete, chat=True)
-        )
+        for path, chat in (("/v1/completions", False), ("/v1/chat/completions", True)):
+            application.router.add_post(path, functools.partial(self._complete, chat=chat))
         application.router.add_get("/v1/models", self._models)
         application.router.add_get("/health", _health)
         application.router.add_get("/metrics", self._metrics)
@@ -128,8 +128,15 @@ class Server:
     # ------------------------------------------------------------ generation
 
     async def _generation(self, _: web.Application) -> AsyncIterator[None]:
+        def generate() -> None:
+            try:
+                self._batch.run()
+            except BaseException:  # no request would ever be answered
+                traceback.print_exc()
+                os._exit(FAILED)
+
         self._loop = asyncio.get_running_loop()
-        thread = threading.Thread(target=self._generate, name="generation", daemon=True)
+        thread = threading.Thread(target=generate, name="generation", daemon=True)
         thread.start()
         yield
         self._batch.close()
@@ -137,35 +144,19 @@ class Server:
             self._batch.cancel(running.text)
         await asyncio.to_thread(thread.join, 10.0)
 
-    def _generate(self) -> None:
-        """Run the batch; an error ends the process, since no request would ever be answered."""
-        try:
-            self._batch.run()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(FAILED)
+    def _notify(self, numbers: Sequence[int], *, ended: bool = False) -> None:
+        """Tell requests, from the thread, that their texts have a new token or have ended."""
 
-    def _on_step(self, numbers: Sequence[int]) -> None:
-        self._call(self._wake, tuple(numbers))
+        def notify() -> None:
+            self._output_tokens += 0 if ended else len(numbers)
+            for number in numbers:
+                if (running := self._running.get(number)) is not None:
+                    running.ended = ended
+                    running.changed.set()
 
-    def _on_end(self, text: Text) -> None:
-        self._call(self._end, text.number)
-
-    def _call(self, function: Callable[[Any], None], argument: object) -> None:
         assert self._loop is not None
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(function, argument)
-
-    def _wake(self, numbers: Sequence[int]) -> None:
-        self._output_tokens += len(numbers)
-        for number in numbers:
-            if (running := self._running.get(number)) is not None:
-                running.changed.set()
-
-    def _end(self, number: int) -> None:
-        if (running := self._running.get(number)) is not None:
-            running.ended = True
-            running.changed.set()
+            self._loop.call_soon_threadsafe(notify)
 
     async def _tokens(self, completion: Completion) -> AsyncGenerator[list[int], None]:
         """New tokens of a request, whenever there are some."""
@@ -249,24 +240,35 @@ class Server:
         return prompt
 
     def _messages(self, body: Mapping[str, Any]) -> list[int]:
+        """Ids of ``messages`` in the model's layout."""
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             raise Refused("messages is a list of one or more")
-        turns = [_turn(message) for message in messages]
+        turns = []
+        for message in messages:
+            content = message.get("content") if isinstance(message, dict) else None
+            if isinstance(content, list):  # parts, of which we read texts
+                parts = (part for part in content if isinstance(part, dict))
+                content = "".join(str(part.get("text", "")) for part in parts)
+            if not isinstance(content, str) or message.get("role") not in _ROLES:
+                raise Refused(
+                    f"a message has a text as content and one of the roles {', '.join(_ROLES)}"
+                )
+            turns.append(Turn(role=message["role"], text=content))
         text = turns.pop().text if turns[-1].role == "user" else ""
         return self._engine.encode(text, turns)
 
     async def _answer(self, completion: Completion) -> web.Response:
         tokens = [token async for new in self._tokens(completion) for token in new]
-        choice = self._choice(completion, self._engine.decode(tokens), tokens, stream=False)
-        choice["finish_reason"] = self._end_reason(completion, tokens)
-        body = self._body(completion, [choice], stream=False)
+        reason = self._end_reason(completion, tokens)
+        choice = self._choice(completion, self._engine.decode(tokens), tokens, reason)
+        body = self._body(completion, [choice])
         return web.json_response(body | {"usage": _usage(completion, len(tokens))})
 
     async def _stream(self, request: web.Request, completion: Completion) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         response.headers["Cache-Control"] = "no-cache"
-        template = self._body(completion, [], stream=True)
+        template = self._body(completion, [])
         tokens: list[int] = []
         written = 0  # tokens whose text was sent
         answer = self._tokens(completion)
@@ -280,8 +282,7 @@ class Server:
                     text = self._new_text(tokens, written, last=reason is not None)
                     if text is not None:
                         written = len(tokens)
-                    choice = self._choice(completion, text or "", [token], stream=True)
-                    choice["finish_reason"] = reason
+                    choice = self._choice(completion, text or "", [token], reason)
                     await response.write(_event(template | {"choices": [choice]}))
         finally:
             await answer.aclose()
@@ -302,12 +303,12 @@ class Server:
         return both[len(before) :]
 
     def _choice(
-        self, completion: Completion, text: str, tokens: Sequence[int], *, stream: bool
+        self, completion: Completion, text: str, tokens: Sequence[int], reason: str | None
     ) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": 0, "finish_reason": None, "logprobs": None}
+        choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None}
         if completion.chat:
             message = {"role": "assistant", "content": text}
-            choice["delta" if stream else "message"] = message
+            choice["delta" if completion.stream else "message"] = message
         else:
             choice["text"] = text
         if completion.token_ids:
@@ -320,15 +321,12 @@ class Server:
             return "stop"
         return "length" if len(tokens) == completion.output_tokens else None
 
-    def _body(
-        self, completion: Completion, choices: Sequence[Any], *, stream: bool
-    ) -> dict[str, Any]:
+    def _body(self, completion: Completion, choices: Sequence[Any]) -> dict[str, Any]:
         kind = "text_completion"
         if completion.chat:
-            kind = "chat.completion.chunk" if stream else "chat.completion"
-        name = f"{'chatcmpl' if completion.chat else 'cmpl'}-{self._requests}"
+            kind = "chat.completion.chunk" if completion.stream else "chat.completion"
         return {
-            "id": name,
+            "id": f"{'chatcmpl' if completion.chat else 'cmpl'}-{self._requests}",
             "object": kind,
             "created": int(time.time()),
             "model": self._model,
@@ -336,8 +334,8 @@ class Server:
         }
 
     async def _models(self, _: web.Request) -> web.Response:
-        model = {"id": self._model, "object": "model", "owned_by": "nightgrid"}
-        model["max_model_len"] = self._positions  # type: ignore[assignment]
+        about: dict[str, Any] = {"object": "model", "owned_by": "nightgrid"}
+        model = {"id": self._model, **about, "max_model_len": self._positions}
         return web.json_response({"object": "list", "data": [model]})
 
     async def _metrics(self, _: web.Request) -> web.Response:
@@ -364,15 +362,6 @@ async def _health(_: web.Request) -> web.Response:
     return web.Response(text="")
 
 
-def _turn(message: Any) -> Turn:
-    content = message.get("content") if isinstance(message, dict) else None
-    if isinstance(content, list):  # parts, of which we read texts
-        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    if not isinstance(content, str) or message.get("role") not in _ROLES:
-        raise Refused(f"a message has a text as content and one of the roles {', '.join(_ROLES)}")
-    return Turn(role=message["role"], text=content)
-
-
 def _usage(completion: Completion, output_tokens: int) -> dict[str, int]:
     return {
         "prompt_tokens": len(completion.prompt),
@@ -387,11 +376,14 @@ def _event(body: Mapping[str, Any]) -> bytes:
 
 
 def _error(status: int, message: str) -> web.Response:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return web.json_response({"error": {"message": message, "type": kind}}, status=status)
+    error = {"message": message, "type": "invalid_request_error"}
+    return web.json_response({"error": error}, status=status)
 
 
-def _arguments() -> argparse.Namespace:
+def main() -> None:
+    """Load the model, record its launches and serve until a signal comes."""
+    import torch
+
     parser = argparse.ArgumentParser(prog="python -m workloads.engines.graph.server")
     parser.add_argument("--model", required=True, help="name of a model, or a checkpoint")
     parser.add_argument("--served-model-name", help="its name in requests; default: --model")
@@ -403,14 +395,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-model-len", type=int, help="tokens of a prompt and its answer")
     parser.add_argument("--settings", default="{}", help="settings of the engine, as JSON")
     parser.add_argument("--threads", type=int, help="of torch; default: OMP_NUM_THREADS")
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Load the model, record its launches and serve until a signal comes."""
-    import torch
-
-    arguments = _arguments()
+    arguments = parser.parse_args()
     key = os.environ.pop(KEY_VARIABLE, "")
     if arguments.threads:
         torch.set_num_threads(arguments.threads)

@@ -11,7 +11,6 @@ from workloads.base import (
     JobDescription,
     Metric,
     Refusal,
-    Support,
     supported,
     unsupported,
 )
@@ -100,11 +99,6 @@ def _refuse(
         )
 
 
-def _refuse_text(job: JobDescription) -> Iterator[Refusal]:
-    """Encoder-decoders have two graphs, so cannot be calibrated."""
-    yield from _refuse(job, measured=not is_encoder_decoder(job.model))
-
-
 def _refuse_images(job: JobDescription) -> Iterator[Refusal]:
     yield from _refuse(job, measured=False)
     for name in ("torch_compile", "channels_last"):
@@ -165,25 +159,16 @@ CALIBRATION = WorkloadSpec(
 )
 
 
-def _precisions() -> dict[tuple[str, str], Support]:
-    cells: dict[tuple[str, str], Support] = {}
-    for device in PROVIDERS:
-        cells["fp32", device] = supported("float32 weights and products in an ONNX graph")
-        cells["fp16", device] = supported(
-            "a float32 graph converted to float16; operators without such kernels convert back"
-        )
-        cells["bf16", device] = unsupported("ONNX Runtime has few kernels in bf16; write fp16")
-        cells["fp8", device] = unsupported("ONNX Runtime has no fp8 kernels for language models")
-        cells["int4", device] = unsupported("this version makes no 4-bit graphs")
-    cells["int8", "cpu"] = supported(
-        "int8 weights and activations of linear layers but the output layer: dynamic ranges with "
-        "one scale per matrix, or (calibration) static ranges with one per output channel, in QDQ"
-    )
-    cells["int8", "cuda"] = unsupported(
-        "the CUDA provider has no integer products of linear layers, which would run on the host"
-    )
-    return cells
-
+#: On all devices.
+_PRECISIONS = {
+    "fp32": supported("float32 weights and products in an ONNX graph"),
+    "fp16": supported(
+        "a float32 graph converted to float16; operators without such kernels convert back"
+    ),
+    "bf16": unsupported("ONNX Runtime has few kernels in bf16; write fp16"),
+    "fp8": unsupported("ONNX Runtime has no fp8 kernels for language models"),
+    "int4": unsupported("this version makes no 4-bit graphs"),
+}
 
 SPEC = EngineSpec(
     name="onnxruntime",
@@ -194,7 +179,8 @@ SPEC = EngineSpec(
         "generate": Ability(
             function="workloads.engines.onnxruntime.generation:load",
             tasks=("causal-lm", "seq2seq-lm"),
-            refuse=_refuse_text,
+            # Encoder-decoders have two graphs, so cannot be calibrated.
+            refuse=lambda job: _refuse(job, measured=not is_encoder_decoder(job.model)),
             settings=GraphSettings,
         ),
         "encode": Ability(
@@ -219,7 +205,18 @@ SPEC = EngineSpec(
     packages=tuple(
         Package(name=name, module=name) for name in ("onnxruntime", "onnx", "onnxscript")
     ),
-    precisions=_precisions(),
+    precisions={
+        **{(name, on): support for name, support in _PRECISIONS.items() for on in PROVIDERS},
+        ("int8", "cpu"): supported(
+            "int8 weights and activations of linear layers but the output layer: dynamic ranges "
+            "with one scale per matrix, or (calibration) static ranges with one per output "
+            "channel, in QDQ"
+        ),
+        ("int8", "cuda"): unsupported(
+            "the CUDA provider has no integer products of linear layers, which would run on the "
+            "host"
+        ),
+    },
     metrics=(
         EXPORT,
         Metric(

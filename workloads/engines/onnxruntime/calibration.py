@@ -17,7 +17,7 @@ from workloads.data.datasets import load_dataset
 from workloads.engines.exports import facts_of
 from workloads.engines.onnxruntime import OnnxCalibrationParameters
 from workloads.engines.onnxruntime.export import GRAPH, IDENTITY, to_static_int8
-from workloads.engines.onnxruntime.forward import load_encoder, text_inputs
+from workloads.engines.onnxruntime.forward import load_encoder
 from workloads.engines.onnxruntime.generation import OnnxDecoder, decoding
 from workloads.engines.onnxruntime.generation import load as load_decoder
 from workloads.engines.passes import Ids, encoded_prompts, result_of
@@ -45,7 +45,7 @@ def run(request: Request, context: JobContext) -> Result:
     else:
         chosen = itertools.islice(itertools.cycle(dataset.examples), parameters.prompts)
         texts = [tuple(engine.ids(example.content, LONGEST_TEXT)) for example in chosen]
-        passes = _Passes(text_inputs(engine.prepare([text])) for text in texts)
+        passes = _Passes(engine.prepare([text]).inputs for text in texts)
     with tempfile.TemporaryDirectory(dir=cache_root()) as aside:
         ranges = Path(aside) / RANGES
         context.enter_phase("measure")

@@ -145,18 +145,16 @@ def _pass_one(graph: onnx_ir.Graph) -> bool:
         if node.op_type != "Slice" or node.domain not in ("", "ai.onnx"):
             continue
         before = node.inputs[0].producer() if node.inputs[0] is not None else None
-        if before is None or not _has_one_reader(before):
+        if before is None or len(before.outputs) != 1:
+            continue
+        output = before.outputs[0]
+        if output.is_graph_output() or len(output.uses()) != 1:
             continue
         position = _input_to_cut(before, _axes_of_slice(node))
         if position is not None:
             _swap(graph, before, node, position)
             return True
     return False
-
-
-def _has_one_reader(node: onnx_ir.Node) -> bool:
-    output = node.outputs[0]
-    return len(node.outputs) == 1 and not output.is_graph_output() and len(output.uses()) == 1
 
 
 def _axes_of_slice(node: onnx_ir.Node) -> list[int] | None:
@@ -260,9 +258,9 @@ def in_precision(base: Path, precision: str, calibration: str) -> Path:
     if precision == "fp32":
         return base
     if precision == "fp16":
-        return _made(base, "fp16", (), _to_fp16)
+        return _made(base, "fp16", _to_fp16)
     if not calibration:
-        return _made(base, "int8-dynamic", (), _to_dynamic_int8)
+        return _made(base, "int8-dynamic", _to_dynamic_int8)
     ranges = find_calibration(calibration)
     if ranges.graph != facts_of(base)[IDENTITY]:
         raise BadConfiguration(
@@ -273,14 +271,12 @@ def in_precision(base: Path, precision: str, calibration: str) -> Path:
     return _made(
         base,
         "int8-static",
-        (ranges.digest,),
         lambda source, target: to_static_int8(source, target, None, ranges.ranges),
+        ranges.digest,
     )
 
 
-def _made(
-    base: Path, kind: str, parts: tuple[object, ...], write: Callable[[Path, Path], None]
-) -> Path:
+def _made(base: Path, kind: str, write: Callable[[Path, Path], None], *parts: str) -> Path:
     def build(directory: Path) -> None:
         for name in graphs_of(base):
             write(base / name, directory / name)
@@ -331,12 +327,17 @@ def to_static_int8(source: Path, target: Path, inputs: Any, ranges: Path) -> Non
         )
 
 
+def structure_of(path: Path) -> Any:
+    """The ONNX model of a file, without its weights."""
+    import onnx
+
+    return onnx.load(str(path), load_external_data=False)
+
+
 def linear_layers(path: Path) -> list[str]:
     """Names of the nodes that multiply by weights, without the output layer, as in other engines;
     Unsupported if there is none."""
-    import onnx
-
-    graph = onnx.load(str(path), load_external_data=False).graph
+    graph = structure_of(path).graph
     weights = {tensor.name for tensor in graph.initializer}
     outputs = {output.name for output in graph.output}
     layers = [

@@ -41,12 +41,7 @@ class OnnxEncoder(LoadedEncoder):
         return LoadedEncoder.prepare(self, texts)
 
     def logits(self, prepared: Batch) -> torch.Tensor:
-        return self.graph(**text_inputs(prepared))["logits"]
-
-
-def text_inputs(batch: Batch) -> dict[str, torch.Tensor]:
-    """All inputs of an encoder's pass over a batch."""
-    return {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+        return self.graph(**prepared.inputs)["logits"]
 
 
 def load_encoder(request: Request, device: Device) -> OnnxEncoder:
@@ -81,20 +76,20 @@ def load_encoder(request: Request, device: Device) -> OnnxEncoder:
 
 @torch.no_grad()
 def _export_encoder(model: Any, pad: int) -> Exported:
-    sample = text_inputs(padded(drawn_ids(model, (7, 4)), pad))
+    sample = padded(drawn_ids(model, (7, 4)), pad).inputs
     batch = padded(drawn_ids(model, (6, 4, 1)), pad)
-    logits = model(**text_inputs(batch)).logits
+    logits = model(**batch.inputs).logits
     real = batch.attention_mask.bool()  # outputs of padding are unused
     return Exported(
         parts={GRAPH: Part(module=model, inputs=sample, varying=dict.fromkeys(sample, (0, 1)))},
-        proof={**text_inputs(batch), "logits": logits[real]},
+        proof={**batch.inputs, "logits": logits[real]},
         facts=model_facts(model) | {"positions": usable_positions(model.config.to_dict())},
     )
 
 
 def _compare_encoder(graphs: Graphs, proof: Mapping[str, torch.Tensor]) -> Difference:
     batch = Batch(proof["input_ids"], proof["attention_mask"])
-    logits = graphs[GRAPH](**text_inputs(batch))["logits"].cpu()
+    logits = graphs[GRAPH](**batch.inputs)["logits"].cpu()
     return difference(logits[batch.attention_mask.bool()], proof["logits"])
 
 
@@ -130,7 +125,9 @@ def load_pipeline(request: Request, device: Device) -> ImagePipeline:
         source,
         "denoiser",
         lambda: _export_denoiser(_pipeline(request, source, "fp32")),
-        _compare_denoiser,
+        lambda graphs, proof: difference(
+            graphs[GRAPH](**{name: proof[name] for name in _INPUTS})["noise"], proof["noise"]
+        ),
     )
     # Beside a quantised graph the rest is in fp32.
     precision = "fp32" if precisions.quantized(request.precision) else request.precision
@@ -206,8 +203,3 @@ def _export_denoiser(pipeline: Any) -> Exported:
         proof={**batch, "noise": unet(*batch.values(), return_dict=False)[0]},
         facts=model_facts(unet),
     )
-
-
-def _compare_denoiser(graphs: Graphs, proof: Mapping[str, torch.Tensor]) -> Difference:
-    outputs = graphs[GRAPH](**{name: proof[name] for name in _INPUTS})
-    return difference(outputs["noise"], proof["noise"])

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from workloads.base import BadConfiguration, Request, Unsupported
+from workloads.base import Request, Unsupported
 from workloads.devices.base import Device
 from workloads.engines.exports import Difference, difference, drawn_ids, in_fp32, text_facts
 from workloads.engines.loaded import Answered, Generated, Generation, GenerationEngine
@@ -136,7 +136,11 @@ def load(request: Request, device: Device) -> GenerationEngine:
     source = open_model(request.model)
     tokenizer = load_tokenizer(source)
     pair = task_for(request.workload, source.entry).encoder_decoder
-    kind, export, compare = _PAIR if pair else _DECODER
+    kind, export, compare = (
+        ("seq2seq", _export_pair, _compare_pair)
+        if pair
+        else ("decoder", _export_decoder, compare_decoder)
+    )
     opened = open_graphs(
         request, device, source, kind, lambda: export(in_fp32(request, source), tokenizer), compare
     )
@@ -164,34 +168,15 @@ def load(request: Request, device: Device) -> GenerationEngine:
 
 
 def decoding(graph: Graph, batch: Batch) -> Writing:
-    """Start generation for prompts in a graph; BadConfiguration if it is not a decoder's."""
+    """Start generation for prompts in a graph of a decoder."""
+    cached = [name for name in graph.inputs if name not in _TEXT]
     mask = batch.attention_mask
 
     def others(ids: torch.Tensor, positions: int) -> dict[str, torch.Tensor]:
         new = positions + ids.shape[1] - mask.shape[1]
         return _text(graph.inputs, ids, torch.nn.functional.pad(mask, (0, new), value=1))
 
-    return Writing(graph, _cached(graph), len(mask), others)
-
-
-def _cached(graph: Graph) -> list[str]:
-    """Names of a decoder's key and value inputs [rows, heads, positions, width]."""
-    names = [name for name in graph.inputs if name not in _TEXT]
-    lacking = {"input_ids", "attention_mask"} - graph.inputs.keys()
-    odd = [
-        name
-        for name in names
-        if not name.startswith(_ENTERS)
-        or [size is None for size in graph.shape(name)] != [True, False, True, False]
-    ]
-    if lacking or odd:
-        raise BadConfiguration(
-            f"the graph takes {', '.join(graph.inputs)}: "
-            + (f"without {' and '.join(sorted(lacking))}, " if lacking else "")
-            + (f"{', '.join(odd)} are no keys and values; " if odd else "")
-            + "a decoder takes ids, a mask and keys and values"
-        )
-    return names
+    return Writing(graph, cached, len(mask), others)
 
 
 def _text(inputs: Container[str], ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -230,14 +215,11 @@ def _export_decoder(model: Any, tokenizer: Any) -> Exported:
         ids = logits[-1].argmax(-1, keepdim=True)
         tokens.append(ids)
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-    proof = {
-        "input_ids": batch.input_ids,
-        "attention_mask": batch.attention_mask,
-        "tokens": torch.cat(tokens, dim=1),
-        "logits": torch.stack(logits),
-    }
-    facts = text_facts(model, tokenizer) | {"pad_token_id": pad_token_id_of(model, tokenizer)}
-    return Exported(parts={GRAPH: part}, proof=proof, facts=facts)
+    return Exported(
+        parts={GRAPH: part},
+        proof={**batch.inputs, "tokens": torch.cat(tokens, dim=1), "logits": torch.stack(logits)},
+        facts=text_facts(model, tokenizer) | {"pad_token_id": pad_token_id_of(model, tokenizer)},
+    )
 
 
 def compare_decoder(graphs: Graphs, proof: Mapping[str, torch.Tensor]) -> Difference:
@@ -280,7 +262,7 @@ class OnnxSeq2Seq(SourceReader):
 def answering(graphs: Graphs, batch: Batch) -> Writing:
     """Encode sources and start generation."""
     encoder, decoder = graphs[ENCODER], graphs[GRAPH]
-    outputs = encoder(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
+    outputs = encoder(**batch.inputs)
     crossed = [outputs[name] for name in encoder.outputs if name != "hidden"]
     sources = dict(zip((n for n in decoder.inputs if _CROSS in n), crossed, strict=True))
     for name in decoder.inputs:
@@ -325,7 +307,7 @@ def _export_pair(model: Any, tokenizer: Any) -> Exported:
 
     begin, pad = begin_token_id(model.config), pad_token_id_of(model, tokenizer)
     batch = padded(drawn_ids(model, (7, 4)), pad)
-    text = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+    text = batch.inputs
     output = model(**text, decoder_input_ids=torch.full((2, 3), begin), use_cache=True)
     cache = output.past_key_values
     if not hasattr(cache, "cross_attention_cache"):
@@ -351,15 +333,14 @@ def _export_pair(model: Any, tokenizer: Any) -> Exported:
         dropped=_CROSS,
     )
     batch = padded(drawn_ids(model, _PROOF_LENGTHS), pad)
-    text = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
     ids = torch.full((len(batch.input_ids), 1), begin)
     logits = []
     for _ in range(_PROOF_STEPS):
-        logits.append(model(**text, decoder_input_ids=ids).logits[:, -1].float())
+        logits.append(model(**batch.inputs, decoder_input_ids=ids).logits[:, -1].float())
         ids = torch.cat([ids, logits[-1].argmax(-1, keepdim=True)], dim=1)
     return Exported(
         parts={ENCODER: encoder, GRAPH: decoder},
-        proof={**text, "tokens": ids, "logits": torch.stack(logits)},
+        proof={**batch.inputs, "tokens": ids, "logits": torch.stack(logits)},
         facts=text_facts(model, tokenizer) | {"begin_token_id": begin, "pad_token_id": pad},
     )
 
@@ -368,8 +349,3 @@ def _compare_pair(graphs: Graphs, proof: Mapping[str, torch.Tensor]) -> Differen
     writing = answering(graphs, Batch(proof["input_ids"], proof["attention_mask"]))
     tokens = proof["tokens"]
     return writing.compare(tokens[:, :1], tokens[:, 1:], proof["logits"])
-
-
-#: Kind in the cache's keys, export, and comparison with torch.
-_DECODER = ("decoder", _export_decoder, compare_decoder)
-_PAIR = ("seq2seq", _export_pair, _compare_pair)

@@ -30,6 +30,7 @@ from workloads.engines.onnxruntime.export import (
     graphs_of,
     in_precision,
     key_of,
+    structure_of,
 )
 from workloads.models import precision as precisions
 from workloads.models.loading import ModelSource
@@ -47,60 +48,29 @@ _TYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Execution:
-    """Execution options of graphs."""
+def provider_of(device: Device) -> str:
+    """A device's provider; raises ``Unsupported`` if this build of ONNX Runtime lacks it."""
+    import onnxruntime
 
-    device: Device
-    graph_optimization: str  # a level of ONNX Runtime: none, basic, extended or all
-
-    @property
-    def provider(self) -> str:
-        """The device's provider; raises ``Unsupported`` if this build of ONNX Runtime lacks it."""
-        import onnxruntime
-
-        provider, available = PROVIDERS[self.device.name], onnxruntime.get_available_providers()
-        if provider not in available:
-            raise Unsupported(
-                f"this build of ONNX Runtime has no provider for {self.device.name}, only "
-                f"{', '.join(available)}; on NVIDIA cards install onnxruntime-gpu"
-            )
-        return provider
-
-    @property
-    def spins(self) -> bool:
-        """True if threads may spin: only if no other worker needs the cores."""
-        return torch.get_num_threads() >= (os.cpu_count() or 1)
-
-    def options(self, written_to: Path | None = None) -> Any:
-        """Session options; ``written_to`` is a file for the optimised graph."""
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()  # it does not read OMP_NUM_THREADS
-        options.inter_op_num_threads = 1
-        options.add_session_config_entry(
-            "session.intra_op.allow_spinning", "1" if self.spins else "0"
+    provider, available = PROVIDERS[device.name], onnxruntime.get_available_providers()
+    if provider not in available:
+        raise Unsupported(
+            f"this build of ONNX Runtime has no provider for {device.name}, only "
+            f"{', '.join(available)}; on NVIDIA cards install onnxruntime-gpu"
         )
-        level = self.graph_optimization.upper()
-        name = "ORT_DISABLE_ALL" if level == "NONE" else f"ORT_ENABLE_{level}"
-        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, name)
-        options.log_severity_level = 3  # a warning for each node that stays on the host
-        if written_to is not None:
-            options.optimized_model_filepath = str(written_to)
-            options.add_session_config_entry(  # a file of graphs has 2 GB at most
-                "session.optimized_model_external_initializers_file_name", f"{written_to.name}.data"
-            )
-        return options
+    return provider
 
 
 class Graph:
-    """An open graph."""
+    """An open graph, optimised on a ``level`` of ONNX Runtime: none, basic, extended or all."""
 
-    def __init__(self, path: Path, execution: Execution, written_to: Path | None = None) -> None:
-        """Raise ``DataMissing`` if the file is missing, truncated, or of a newer format."""
-        self._path, self._execution = path, execution
-        self._card = torch.device(execution.device.torch_device)
+    def __init__(
+        self, path: Path, device: Device, level: str = "all", written_to: Path | None = None
+    ) -> None:
+        """Raise ``DataMissing`` if the file is missing, truncated, or of a newer format;
+        ``written_to`` is a file for the optimised graph."""
+        self._path, self._device, self._level = path, device, level
+        self._card = torch.device(device.torch_device)
         self.of_threads: dict[str, str] = {}  # row details that depend on threads
         self._open(written_to)
         self.inputs = {spec.name: _TYPES[spec.type] for spec in self._session.get_inputs()}
@@ -109,19 +79,34 @@ class Graph:
     def _open(self, written_to: Path | None = None) -> None:
         import onnxruntime
 
-        began, path = time.perf_counter(), self._path
-        provider: Any = self._execution.provider
+        began = time.perf_counter()
+        # Threads may spin only if no other worker needs the cores.
+        spins = torch.get_num_threads() >= (os.cpu_count() or 1)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()  # it does not read OMP_NUM_THREADS
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
+        level = self._level.upper()
+        name = "ORT_DISABLE_ALL" if level == "NONE" else f"ORT_ENABLE_{level}"
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, name)
+        options.log_severity_level = 3  # a warning for each node that stays on the host
+        if written_to is not None:
+            options.optimized_model_filepath = str(written_to)
+            options.add_session_config_entry(  # a file of graphs has 2 GB at most
+                "session.optimized_model_external_initializers_file_name", f"{written_to.name}.data"
+            )
+        provider: Any = provider_of(self._device)
         if self._card.type != "cpu":
             provider = (provider, {"device_id": str(self._card.index or 0)})
         try:
             self._session = onnxruntime.InferenceSession(
-                str(path), self._execution.options(written_to), providers=[provider]
+                str(self._path), options, providers=[provider]
             )
         except Exception as error:  # the library's own classes, by release
             text = str(error).splitlines()[0]
-            raise DataMissing(f"ONNX Runtime cannot open {path}: {text:.500}") from error
+            raise DataMissing(f"ONNX Runtime cannot open {self._path}: {text:.500}") from error
         self.start_s = time.perf_counter() - began
-        self.of_threads["spinning"] = "allowed" if self._execution.spins else "off"
+        self.of_threads["spinning"] = "allowed" if spins else "off"
 
     @property
     def threads(self) -> int:
@@ -165,7 +150,7 @@ class Graph:
             )
         for name in self.outputs:
             binding.bind_output(name, self._card.type, self._card.index or 0)
-        self._execution.device.synchronize()  # ONNX Runtime has a stream of its own
+        self._device.synchronize()  # ONNX Runtime has a stream of its own
         self._session.run_with_iobinding(binding)
         binding.synchronize_outputs()
         outputs = [torch.from_dlpack(value) for value in binding.get_outputs()]
@@ -174,8 +159,6 @@ class Graph:
 
 def operators_of(*paths: Path) -> Counter[str]:
     """Count nodes by operator, subgraphs and functions included."""
-    import onnx
-
     counts: Counter[str] = Counter()
 
     def count(nodes: Any) -> None:
@@ -186,8 +169,7 @@ def operators_of(*paths: Path) -> Counter[str]:
                 for graph in (attribute.g, *attribute.graphs):
                     count(graph.node)
 
-    for path in paths:
-        model = onnx.load(str(path), load_external_data=False)
+    for model in map(structure_of, paths):
         for graph in (model.graph, *model.functions):
             count(graph.node)
     return counts
@@ -212,7 +194,7 @@ def share_in(paths: Iterable[Path], *types: str) -> float:
     numbers = {getattr(onnx.TensorProto, name) for name in types}
     counts = {True: 0, False: 0}
     for path in paths:
-        for tensor in onnx.load(str(path), load_external_data=False).graph.initializer:
+        for tensor in structure_of(path).graph.initializer:
             counts[tensor.data_type in numbers] += math.prod(tensor.dims)
     return counts[True] / max(sum(counts.values()), 1)
 
@@ -220,19 +202,19 @@ def share_in(paths: Iterable[Path], *types: str) -> float:
 _COUNTS = "operators.json"
 
 
-def _operators_run(directory: Path, execution: Execution) -> dict[str, int]:
+def _operators_run(directory: Path, device: Device, level: str) -> dict[str, int]:
     """Nodes by operator after ONNX Runtime's optimisation, cached by level."""
 
     def count(to: Path) -> None:
         names = graphs_of(directory)
         for name in names:
-            Graph(directory / name, execution, written_to=to / name)
+            Graph(directory / name, device, level, written_to=to / name)
         counts = dict(operators_of(*(to / name for name in names)))
         for file in to.iterdir():  # copies of the weights
             file.unlink()
         (to / _COUNTS).write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n", "utf-8")
 
-    key = key_of("operators", directory.name, execution.graph_optimization, execution.provider)
+    key = key_of("operators", directory.name, level, provider_of(device))
     text = (cached_directory(key, count) / _COUNTS).read_text(encoding="utf-8")
     counts: dict[str, int] = json.loads(text)
     return counts
@@ -297,8 +279,7 @@ def open_graphs(
         facts = {**exported.facts, "graphs": list(exported.parts)}
         for name, part in exported.parts.items():
             facts |= export(part, options, directory / name)
-        basic = Execution(device=device, graph_optimization="basic")
-        plain = {name: Graph(directory / name, basic) for name in exported.parts}
+        plain = {name: Graph(directory / name, device, "basic") for name in exported.parts}
         compare(plain, proof).check("fp32", directory / GRAPH)
         return facts
 
@@ -307,12 +288,10 @@ def open_graphs(
         build,
         untimed=lambda: {IDENTITY: key_of(kind, fingerprint(model), options)},
     )
-    execution = Execution(
-        device=device, graph_optimization=str(settings.get("graph_optimization") or "all")
-    )
+    level = str(settings.get("graph_optimization") or "all")
     directory = in_precision(base, request.precision, str(settings.get("calibration") or ""))
     names = graphs_of(base)
-    graphs = {name: Graph(directory / name, execution) for name in names}
+    graphs = {name: Graph(directory / name, device, level) for name in names}
     difference = compare(graphs, load_file(directory / PROOF))
     difference.check(request.precision, directory / GRAPH)
     paths, facts = [directory / name for name in names], facts_of(directory)
@@ -323,8 +302,20 @@ def open_graphs(
         if file.is_file()
     )
     exported = operators_of(*(base / name for name in names))
-    stored, run = operators_of(*paths), _operators_run(directory, execution)
+    stored, run = operators_of(*paths), _operators_run(directory, device, level)
     share = share_in(paths, "INT8", "UINT8")
+    opsets = structure_of(directory / GRAPH).opset_import
+    details = {
+        "onnxruntime_version": onnxruntime.__version__,
+        "providers": provider_of(device),
+        "graph_optimization": level,
+        "opset": max((each.version for each in opsets if each.domain == ""), default=0),
+        "operators_exported": listed(exported),
+        "operators_run": listed(run),
+        "operators_passed_by_slices": facts.get("operators_passed_by_slices"),
+        "operators_changed_by_precision": changes(exported, stored),
+        "operators_changed_by_optimization": changes(stored, run),
+    }
     return Opened(
         graphs=graphs,
         directory=directory,
@@ -344,26 +335,5 @@ def open_graphs(
             "largest_output_difference": difference.largest,
             "output_spread": difference.spread,
         },
-        details={
-            "onnxruntime_version": onnxruntime.__version__,
-            "providers": execution.provider,
-            "graph_optimization": execution.graph_optimization,
-            "opset": _opset_of(directory / GRAPH),
-            "operators_exported": listed(exported),
-            "operators_run": listed(run),
-            **_if_any("operators_passed_by_slices", facts.get("operators_passed_by_slices")),
-            **_if_any("operators_changed_by_precision", changes(exported, stored)),
-            **_if_any("operators_changed_by_optimization", changes(stored, run)),
-        },
+        details={name: str(value) for name, value in details.items() if value not in (None, "")},
     )
-
-
-def _if_any(name: str, value: object) -> dict[str, str]:
-    return {} if value in (None, "") else {name: str(value)}
-
-
-def _opset_of(path: Path) -> str:
-    import onnx
-
-    model = onnx.load(str(path), load_external_data=False)
-    return str(max((each.version for each in model.opset_import if each.domain == ""), default=0))

@@ -101,26 +101,21 @@ class _Step(torch.nn.Module):
         return (found.logits, *(part for each in grown for part in (each.keys, each.values)))
 
 
-def properties_of(computes_in: str) -> dict[str, object]:
+def properties_of(computes_in: str, **more: object) -> dict[str, object]:
     """OpenVINO's properties for one type of products, keys and values."""
-    return {"INFERENCE_PRECISION_HINT": computes_in, "KV_CACHE_PRECISION": computes_in}
+    return {"INFERENCE_PRECISION_HINT": computes_in, "KV_CACHE_PRECISION": computes_in, **more}
 
 
 class StatefulGraph:
-    """An open graph that reads one text at a time."""
+    """An open graph that reads one text at a time; ``computes_in`` is OpenVINO's name of the type
+    of products."""
 
-    def __init__(self, directory: Path, properties: Mapping[str, object]) -> None:
+    def __init__(self, directory: Path, properties: dict[str, object]) -> None:
         import openvino
 
-        self._compiled = openvino.Core().compile_model(
-            str(directory / GRAPH), "CPU", dict(properties)
-        )
-        self._request = self._compiled.create_infer_request()
-
-    @property
-    def computes_in(self) -> str:
-        """OpenVINO's name of the type of products."""
-        return str(self._compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name())
+        compiled = openvino.Core().compile_model(str(directory / GRAPH), "CPU", properties)
+        self.computes_in = str(compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name())
+        self._request = compiled.create_infer_request()
 
     def read(self, *parts: Sequence[int]) -> torch.Tensor:
         """Logits [tokens, vocabulary] of a text read part by part."""
@@ -310,11 +305,11 @@ class Pipeline:
     @property
     def properties(self) -> dict[str, object]:
         """OpenVINO's properties of a job."""
-        return {
-            **properties_of(self._computes_in),
-            "INFERENCE_NUM_THREADS": self._threads,
-            "ENABLE_CPU_PINNING": False,  # workers would pin the same cores
-        }
+        return properties_of(
+            self._computes_in,
+            INFERENCE_NUM_THREADS=self._threads,
+            ENABLE_CPU_PINNING=False,  # workers would pin the same cores
+        )
 
     def _open(self) -> None:
         """Raise ``Unsupported`` if this process has too few threads."""
@@ -332,7 +327,7 @@ class Pipeline:
         scheduler.max_num_seqs = scheduler.max_num_batched_tokens = _NO_LIMIT
         scheduler.cache_size = 0  # grows as texts need it
         scheduler.enable_prefix_caching = False  # repeats must read prompts again
-        self._pipeline = openvino_genai.ContinuousBatchingPipeline(
+        self.opened = openvino_genai.ContinuousBatchingPipeline(
             self._directory, scheduler, "CPU", self.properties
         )
         self.start_s = time.perf_counter() - began
@@ -356,24 +351,52 @@ class Pipeline:
             self._stateful = opened
         return self._stateful.read(ids).float()
 
-    def begin(self, prompts: Sequence[Any], output_tokens: int, ends: Collection[int]) -> Stepping:
-        """Set up generation; see ``SteppedEngine``."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenVinoEngine(SteppedEngine):
+    """A causal language model in OpenVINO GenAI."""
+
+    pipeline: Pipeline
+
+    def prepare(self, prompts: Sequence[Sequence[int]]) -> list[Any]:
+        from openvino import Tensor
+
+        self.pipeline.take_threads()
+        return [Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
+
+    def generate(self, prepared: list[Any], generation: Generation) -> Callable[[], Generated]:
+        tokens = self.write_together(prepared, generation, lambda indices: generation.on_step())
+
+        def fetch() -> Generated:
+            prompts = [prompt.data[0].tolist() for prompt in prepared]
+            texts = list(map(Answered, prompts, tokens)) if generation.keep_logits else []
+            rows = list(self.answer_logits(texts))
+            return Generated(
+                tokens=tokens,
+                computed_tokens=computed(sum(map(len, prompts)), tokens),
+                # By step; zeros after an end.
+                logits=list(torch.nn.utils.rnn.pad_sequence(rows)) if rows else (),
+            )
+
+        return fetch
+
+    def begin(self, prepared: Sequence[Any], output_tokens: int, ends: Collection[int]) -> Stepping:
         import openvino_genai as genai
 
-        config = genai.GenerationConfig()
+        pipeline, config = self.pipeline.opened, genai.GenerationConfig()
         config.max_new_tokens = output_tokens
         config.do_sample = False
         config.ignore_eos = not ends
         config.stop_token_ids = set(ends) or {0}  # the library needs one, even if ignored
         config.eos_token_id = min(config.stop_token_ids)
-        tokens: list[list[int]] = [[] for _ in prompts]
+        tokens: list[list[int]] = [[] for _ in prepared]
         running: dict[int, Any] = {}
 
         def add(index: int) -> None:
-            running[index] = self._pipeline.add_request(index, prompts[index], config)
+            running[index] = pipeline.add_request(index, prepared[index], config)
 
         def step() -> tuple[list[int], list[int]]:
-            self._pipeline.step()
+            pipeline.step()
             fresh = [index for index, handle in running.items() if handle.can_read()]
             for index in fresh:
                 (output,) = running[index].read().values()
@@ -394,43 +417,10 @@ class Pipeline:
 
         return Stepping(tokens=tokens, add=add, step=step)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenVinoEngine(SteppedEngine):
-    """A causal language model in OpenVINO GenAI."""
-
-    pipeline: Pipeline
-
-    def prepare(self, prompts: Sequence[Sequence[int]]) -> list[Any]:
-        from openvino import Tensor
-
-        self.pipeline.take_threads()
-        return [Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
-
-    def generate(self, prepared: list[Any], generation: Generation) -> Callable[[], Generated]:
-        tokens = self.write_together(prepared, generation, lambda indices: generation.on_step())
-        read = sum(prompt.shape[1] for prompt in prepared)
-        return lambda: Generated(
-            tokens=tokens,
-            computed_tokens=computed(read, tokens),
-            logits=self._logits(prepared, tokens) if generation.keep_logits else (),
-        )
-
-    def begin(self, prepared: Sequence[Any], output_tokens: int, ends: Collection[int]) -> Stepping:
-        return self.pipeline.begin(prepared, output_tokens, ends)
-
     def answer_logits(self, texts: Sequence[Answered]) -> Iterator[torch.Tensor]:
         for text in texts:
             read = self.pipeline.read([*text.prompt, *text.answer])
             yield read[len(text.prompt) - 1 : -1]
-
-    def _logits(self, prompts: Sequence[Any], tokens: Sequence[Sequence[int]]) -> list[Any]:
-        """Logits [batch, vocabulary] of each step; zeros after an end."""
-        rows = []
-        for prompt, ids in zip(prompts, tokens, strict=True):
-            before = prompt.data[0].tolist()
-            rows.append(self.pipeline.read([*before, *ids])[len(before) - 1 : -1])
-        return list(torch.nn.utils.rnn.pad_sequence(rows))
 
 
 def load(request: Request, device: Device) -> OpenVinoEngine:

@@ -54,20 +54,6 @@ def calibration_directory(model: str, cards: int, device_name: str) -> Path:
     return root / f"{readable.strip('-')}-{hashlib.sha256(what.encode()).hexdigest()[:12]}"
 
 
-def compressor_settings(directory: Path, *, measure: bool, model_type: str = "") -> dict[str, Any]:
-    """The compressor's configuration, to measure or to quantise."""
-    settings: dict[str, Any] = {
-        "method": "HOOKS",
-        "mode": "MEASURE" if measure else "QUANTIZE",
-        "observer": "maxabs",
-        "dump_stats_path": str(directory / "measure"),
-    }
-    if measure:
-        return settings
-    in_bf16 = ["KVCache"] if model_type in _CACHE_IN_BF16 else []
-    return {**settings, "scale_method": "maxabs_hw", "blocklist": {"types": in_bf16, "names": []}}
-
-
 def start_measuring(model: Any, directory: Path) -> Any:
     """The model with measuring hooks."""
     from neural_compressor.torch.quantization import prepare
@@ -100,11 +86,19 @@ def quantize(model: Any, request: Request, directory: Path) -> Any:
 
 
 def _configuration(directory: Path, *, measure: bool, model_type: str = "") -> Any:
-    """The configuration from a file, as the compressor requires."""
+    """The configuration, to measure or to quantise, from a file, as the compressor requires."""
     from neural_compressor.torch.quantization import FP8Config
 
-    settings = compressor_settings(directory, measure=measure, model_type=model_type)
-    file = directory / f"{str(settings['mode']).lower()}-{os.getpid()}.json"
+    settings: dict[str, Any] = {
+        "method": "HOOKS",
+        "mode": "MEASURE" if measure else "QUANTIZE",
+        "observer": "maxabs",
+        "dump_stats_path": str(directory / "measure"),
+    }
+    if not measure:
+        in_bf16 = ["KVCache"] if model_type in _CACHE_IN_BF16 else []
+        settings |= {"scale_method": "maxabs_hw", "blocklist": {"types": in_bf16, "names": []}}
+    file = directory / f"{settings['mode'].lower()}-{os.getpid()}.json"
     file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     # The library's attention reads it to choose its memory-saving form.
     os.environ["QUANT_CONFIG"] = str(file)

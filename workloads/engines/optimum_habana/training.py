@@ -23,8 +23,8 @@ from workloads.base import (
     MeasureSettings,
     Request,
     Result,
-    Sample,
     Unsupported,
+    whole_sample,
 )
 from workloads.bench.measure import Measured
 from workloads.bench.warmup import Warmth, repeated_if_compiled
@@ -53,15 +53,16 @@ class Rows(torch.utils.data.Dataset[Row]):
     """Rows of all steps and cards, all of one shape."""
 
     def __init__(self, data: DataPlan, samples: Sequence[Learnable], steps: int) -> None:
-        self._data, self._samples, self._steps = data, samples, steps
+        self._data, self._steps = data, steps
         self._at_once = data.batch_size * data.cards
         self._batches = data.arrange(samples, self._at_once)
         self._collate = data.task.function("collate")
-        self._drawn = lru_cache(maxsize=2)(self._draw)  # a step is read row by row
 
-    def _draw(self, step: int) -> Sequence[Learnable]:
-        batch = self._batches[step % len(self._batches)]
-        return self._data.draw([self._samples[index] for index in batch], step)
+        def draw(step: int) -> Sequence[Learnable]:
+            batch = self._batches[step % len(self._batches)]
+            return data.draw([samples[index] for index in batch], step)
+
+        self._drawn = lru_cache(maxsize=2)(draw)  # a step is read row by row
 
     def __len__(self) -> int:
         return self._steps * self._at_once
@@ -137,8 +138,26 @@ class Steps(TrainerCallback):  # type: ignore[misc]
         """All steps, warm-up included, one sample each."""
         warmed_up = bool(self._settings.warmup)
         end = "limit" if self._warmup_cut else "complete"
+        row = self._rows[0]
+        # Count the decoder's positions too.
+        sides = [row[name] for name in ("input_ids", "decoder_input_ids") if name in row]
+        positions = sum(int(side.numel()) for side in sides)
+        made = []
+        for step, (wall_s, cpu_s) in enumerate(self._times):
+            mine = self._rows.of(step, self._context.rank)
+            sample = whole_sample(
+                repeat=step,
+                warmup=step < self._warmup,
+                wall_s=wall_s,
+                cpu_s=cpu_s,
+                items=len(mine),
+                input_tokens=sum(sample.tokens for sample in mine),
+                computed_tokens=positions * len(mine),
+                loss=float(self.losses[step]) if step < len(self.losses) else None,
+            )
+            made.append(sample)
         return Measured(
-            samples=self._samples(),
+            samples=tuple(made),
             stop_reason="time_limit" if self._cut else "max_repeats",
             compilations=self._compiled,
             warmth=Warmth(
@@ -151,31 +170,6 @@ class Steps(TrainerCallback):  # type: ignore[misc]
                 timed_cpu_fallbacks=self._compiled.cpu_fallbacks,
             ),
         )
-
-    def _samples(self) -> tuple[Sample, ...]:
-        row = self._rows[0]
-        # Count the decoder's positions too.
-        sides = [row[name] for name in ("input_ids", "decoder_input_ids") if name in row]
-        positions = sum(int(side.numel()) for side in sides)
-        made = []
-        for step, (wall_s, cpu_s) in enumerate(self._times):
-            mine = self._rows.of(step, self._context.rank)
-            made.append(
-                Sample(
-                    repeat=step,
-                    batch=0,
-                    warmup=step < self._warmup,
-                    complete=True,
-                    wall_s=wall_s,
-                    cpu_s=cpu_s,
-                    items=len(mine),
-                    input_tokens=sum(sample.tokens for sample in mine),
-                    output_tokens=0,
-                    computed_tokens=positions * len(mine),
-                    loss=float(self.losses[step]) if step < len(self.losses) else None,
-                )
-            )
-        return tuple(made)
 
 
 def first_loss(model: Any, data: DataPlan, rows: Rows, rank: int) -> float:

@@ -61,8 +61,7 @@ class TransformersEngine(TorchModel):
     def generate(self, prepared: Batch, generation: Generation) -> Callable[[], Generated]:
         steps = self.steps(generation.on_step)
         output = self.model.generate(
-            input_ids=prepared.input_ids,
-            attention_mask=prepared.attention_mask,
+            **prepared.inputs,
             generation_config=self.config(prepared, generation),
             stopping_criteria=StoppingCriteriaList([steps]),
             return_dict_in_generate=True,
@@ -176,8 +175,14 @@ def load(request: Request, device: Device) -> TransformersEngine:
         details["remote_code"] = "allowed"
     if request.parameters.get("adapter"):
         details["adapter"] = saved_adapters.attach(model, str(request.parameters["adapter"]))
-    if int(request.parameters.get("tensor_parallel") or 1) > 1:
-        details["tensor_parallel_plan"] = _split(model, int(request.parameters["tensor_parallel"]))
+    tensor_parallel = int(request.parameters.get("tensor_parallel") or 1)
+    if tensor_parallel > 1:
+        from workloads.training.parallel.layout import Layout, make_groups
+        from workloads.training.parallel.tensor import split
+
+        rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        layout = Layout(rank=rank, world_size=ranks, tensor=tensor_parallel)
+        details["tensor_parallel_plan"] = split(model, layout, make_groups(layout))
         details["weight_bytes_per_card"] = str(precisions.card_weight_bytes(model))
     if sparsity := origin_of(Path(source.path)).get("sparsity"):
         details["sparsity"] = str(sparsity)
@@ -202,8 +207,7 @@ class TransformersEncoder(LoadedEncoder):
 
     @torch.inference_mode()
     def logits(self, prepared: Batch) -> torch.Tensor:
-        ids, mask = prepared.input_ids, prepared.attention_mask
-        logits: torch.Tensor = self.model(input_ids=ids, attention_mask=mask).logits
+        logits: torch.Tensor = self.model(**prepared.inputs).logits
         return logits
 
 
@@ -216,17 +220,6 @@ def load_encoder(request: Request, device: Device) -> TransformersEncoder:
         card=device.torch_device,
         **loaded,
     )
-
-
-def _split(model: Any, tensor: int) -> str:
-    """Keep this rank's part of every matrix; return a description."""
-    import torch.distributed as dist
-
-    from workloads.training.parallel.layout import Layout, make_groups
-    from workloads.training.parallel.tensor import split
-
-    layout = Layout(rank=dist.get_rank(), world_size=dist.get_world_size(), tensor=tensor)
-    return split(model, layout, make_groups(layout))
 
 
 _ROWS, _COLUMNS = 32, 64  # must divide a matrix's, in 16 bits

@@ -42,15 +42,18 @@ class StaticShapesEngine(TransformersEngine):
         total = length + generation.output_tokens
         real = prepared.attention_mask
         cache = self._cache(rows, total)
-        visible = _visible(real, total)
+        # Releases of transformers whose caches do not count positions take them as an argument.
+        counts = any(hasattr(layer, "cumulative_length") for layer in cache.layers)
         card = real.device
+        answer = torch.ones(rows, total - length, dtype=torch.bool, device=card)
+        visible = torch.cat([real.bool(), answer], dim=1)[:, None, None, :]  # False on padding
+        at, every = torch.arange(length, device=card), torch.arange(total, device=card)
         inputs: dict[str, Any] = {
             "input_ids": prepared.input_ids,
-            "attention_mask": _added(visible & _causal(length, total, card), self.model.dtype),
+            "attention_mask": _added(visible & (every <= at[:, None]), self.model.dtype),
             "position_ids": (real.cumsum(-1) - 1).clamp_min(0),
         }
-        at = torch.arange(length, device=card)
-        mask = _added(visible & (torch.arange(total, device=card) < length), self.model.dtype)
+        mask = _added(visible & (every < length), self.model.dtype)
         position = inputs["position_ids"][:, -1:]
         tokens: list[torch.Tensor] = []
         logits: list[torch.Tensor] = []
@@ -63,7 +66,7 @@ class StaticShapesEngine(TransformersEngine):
                     past_key_values=cache,
                     use_cache=True,
                     logits_to_keep=1,
-                    **self._at(at),
+                    **({} if counts else {"cache_position": at}),
                 ).logits[:, -1]
                 token = scores.argmax(-1, keepdim=True)
                 tokens.append(token)
@@ -98,24 +101,16 @@ class StaticShapesEngine(TransformersEngine):
         with room_for_graphs():
             return self.model(**inputs)
 
-    def _at(self, at: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Cache positions, for releases of transformers whose caches do not count them."""
-        counted = any(hasattr(layer, "cumulative_length") for layer in self._layers())
-        return {} if counted else {"cache_position": at}
-
-    def _layers(self) -> list[Any]:
-        (cache,) = self.caches.values()
-        return list(cache.layers)
-
     def _cache(self, rows: int, total: int) -> Any:
         """A cache of this size; old content is not cleared, since the mask covers it."""
         if (rows, total) not in self.caches:
             self.caches.clear()  # free memory first
             self.caches[rows, total] = _static_cache(self.model, rows, total)
-        for layer in self._layers():
+        cache = self.caches[rows, total]
+        for layer in cache.layers:
             if hasattr(layer, "cumulative_length"):
                 layer.cumulative_length.zero_()
-        return self.caches[rows, total]
+        return cache
 
 
 def load(request: Request, device: Device) -> TransformersEngine:
@@ -180,18 +175,6 @@ def _not_marked_static() -> Iterator[None]:
         yield
     finally:
         torch._dynamo.mark_static_address = mark
-
-
-def _visible(real: torch.Tensor, total: int) -> torch.Tensor:
-    """[rows, 1, 1, total]: False on padding."""
-    rows, length = real.shape
-    answer = torch.ones(rows, total - length, dtype=torch.bool, device=real.device)
-    return torch.cat([real.bool(), answer], dim=1)[:, None, None, :]
-
-
-def _causal(length: int, total: int, card: torch.device) -> torch.Tensor:
-    """[length, total]: each position sees itself and those before it."""
-    return torch.arange(total, device=card) <= torch.arange(length, device=card)[:, None]
 
 
 def _added(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
