@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "worker"))  # for its processes of a node
-
 if importlib.util.find_spec("habana_frameworks") is None:
     collect_ignore_glob = ["test_*.py"]
 

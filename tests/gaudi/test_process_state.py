@@ -1,4 +1,4 @@
-"""Processes with the bridge: weight sharing, inference mode, the kind of torch, forked workers."""
+"""Processes with the bridge: weight sharing, inference mode, the kind of torch, full memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from patience import patience, until
+from patience import patience
 
-from orchestrator.worker.spawn import PRELOAD, OwnSpawner
 from workloads.base import CompileFailed, OutOfMemory
 from workloads.devices import device_for, environment_for
 
@@ -101,17 +100,3 @@ def test_a_workspace_that_does_not_fit_is_full_memory(monkeypatch: pytest.Monkey
     with pytest.raises(RuntimeError, match="PT_SYNHELPER workspace Allocation") as caught:
         graph(input_ids=torch.ones(3, 3))
     assert type(device.classify(caught.value)) is OutOfMemory
-
-
-@pytest.mark.timeout(300)
-def test_emulated_workers_are_forked(tmp_path: Path) -> None:
-    """All that they need is there in this version of transformers, and leaves one thread, although
-    scikit-learn imports pandas, and that Arrow."""
-    log = tmp_path / "log"
-    spawner = OwnSpawner(PRELOAD, threads=1, log=log)
-    try:
-        assert until(lambda: "serving" in log.read_text(), 60)
-    finally:
-        spawner.close()
-    text = log.read_text()
-    assert "serving, forked workers" in text and "cannot preload" not in text, text

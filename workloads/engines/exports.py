@@ -3,13 +3,11 @@ session checks before timing. For quantised graphs the difference is a result of
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import torch
 from workloads import base
 from workloads.base import BadConfiguration, Request
 from workloads.data.cache import cached_directory
+from workloads.devices.base import installed_version
 from workloads.engines.torch_models import end_token_ids_of
 from workloads.models import precision as precisions
 from workloads.models.catalog import positions_of
@@ -37,11 +36,8 @@ def digest(*parts: object) -> str:
 
 def package_versions(names: Iterable[str]) -> list[str]:
     """Names and versions of the installed ones."""
-    versions = []
-    for name in names:
-        with contextlib.suppress(PackageNotFoundError):
-            versions.append(f"{name} {version(name)}")
-    return versions
+    versions = ((name, installed_version(name)) for name in names)
+    return [f"{name} {version}" for name, version in versions if version]
 
 
 def exported_directory(

@@ -44,25 +44,13 @@ class Nvml:
             raise RuntimeError("GPU is lost")
         return index
 
-    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
-        return 412_500
-
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
         if handle == 1:
             raise RuntimeError("Not Supported")
         return 123_456_789
 
-    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
-        return 61
-
-    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
-        return SimpleNamespace(gpu=97, memory=40)
-
     def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
         return {1: 1440}[kind]
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: int) -> int:
-        return 0x1 | 0x4 | 0x40
 
     def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:
         if self.mig is None:
@@ -89,20 +77,22 @@ class Nvml:
             raise RuntimeError("Insufficient Permissions")
         return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in self.processes]
 
-    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: int | str) -> list[Any]:
-        return []
-
-    def nvmlDeviceGetDisplayActive(self, handle: int | str) -> int:
-        return 0
-
     def nvmlSystemGetProcessName(self, pid: int) -> str:
         return self.processes[pid]
 
-    def nvmlDeviceGetUUID(self, handle: int) -> str:
-        return "GPU-8DCB4B4C-0000-1111-2222-333344445555"
 
-    def nvmlDeviceGetPciInfo(self, handle: int) -> Any:
-        return SimpleNamespace(busId="00000000:3B:00.0")
+#: Functions with one answer for both GPUs.
+ANSWERS: dict[str, Any] = {
+    "PowerUsage": 412_500,
+    "Temperature": 61,
+    "UtilizationRates": SimpleNamespace(gpu=97, memory=40),
+    "CurrentClocksEventReasons": 0x1 | 0x4 | 0x40,
+    "GraphicsRunningProcesses": [],
+    "DisplayActive": 0,
+    "UUID": "GPU-8DCB4B4C-0000-1111-2222-333344445555",
+}
+for _name, _answer in ANSWERS.items():
+    setattr(Nvml, f"nvmlDeviceGet{_name}", lambda *_, answer=_answer: answer)
 
 
 @pytest.fixture

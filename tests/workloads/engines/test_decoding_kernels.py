@@ -50,8 +50,7 @@ def test_one_row(kind, rows, norm, gated, bias, residual) -> None:
         right = right + rest
     out = torch.full((rows,), torch.nan, device=_CARD)
     words = kind in ("fp8", "int4")
-    kernel = kernels.multiply_words if words else kernels.multiply
-    kernel[(triton.cdiv(rows, 8),)](
+    kernels.multiply[(triton.cdiv(rows, 8),)](
         x,
         matrix.values.view(torch.int32) if words else matrix.values,
         matrix.scales,

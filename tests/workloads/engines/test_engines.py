@@ -9,10 +9,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from generation_cases import request
 
 from workloads import engines
-from workloads.base import BadConfiguration, DataMissing, Unsupported
+from workloads.base import BadConfiguration, Unsupported
 from workloads.engines.optimum_habana import quantization
 from workloads.registry import function_of
 
@@ -120,8 +119,3 @@ def test_a_calibration_belongs_to_model_cards_and_kind_of_card(tmp_path, monkeyp
         for card in ("GAUDI2", "GAUDI3")
     }
     assert len(places) == 8 and all(place.parent == tmp_path for place in places)
-
-
-def test_fp8_asks_for_its_calibration(tmp_path) -> None:
-    with pytest.raises((DataMissing, ImportError), match=r"calibration|neural_compressor"):
-        quantization.quantize(object(), request("d", precision="fp8"), tmp_path)

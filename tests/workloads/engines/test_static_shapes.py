@@ -15,9 +15,13 @@ from workloads.base import MeasureSettings, Unsupported
 from workloads.devices.cpu import CpuDevice
 from workloads.engines.loaded import Generated, Generation
 from workloads.engines.torch_models import BUCKET, graph_limits
-from workloads.engines.transformers import static_shapes
-from workloads.engines.transformers.generation import TransformersEngine, load
-from workloads.engines.transformers.static_shapes import LOOK, StaticShapesEngine
+from workloads.engines.transformers.generation import (
+    LOOK,
+    StaticShapesEngine,
+    TransformersEngine,
+    compiled,
+    load,
+)
 
 pytestmark = pytest.mark.slow  # compiles
 
@@ -33,8 +37,8 @@ def engines(small_model: str) -> Iterator[tuple[TransformersEngine, StaticShapes
     """The same checkpoint twice: plain, and compiled for static shapes."""
     job = request("advertisegen-synthetic", model=small_model)
     torch.compiler.reset()
-    compiled = static_shapes.compiled(replace(load(job, Compiles()), device=Compiles()))
-    yield load(job, CpuDevice()), compiled
+    static = compiled(replace(load(job, Compiles()), device=Compiles()))
+    yield load(job, CpuDevice()), static
     torch.compiler.reset()
 
 
@@ -85,7 +89,7 @@ def test_a_model_that_cannot_have_a_static_cache_is_refused(engines, monkeypatch
     plain, _ = engines
     monkeypatch.setattr(type(plain.model), "_can_compile_fullgraph", False)
     with pytest.raises(Unsupported, match="write hpu_mode: eager, or leave torch_compile"):
-        static_shapes.compiled(plain)
+        compiled(plain)
 
 
 def test_a_job_that_asks_for_torch_compile_meets_its_shapes_before_timing(
@@ -101,11 +105,11 @@ def test_a_job_that_asks_for_torch_compile_meets_its_shapes_before_timing(
     known = CpuDevice().compilations()
     try:
         found = Worker().run(dataset, **usual, measure=once, torch_compile=True)
-        compiled = CpuDevice().compilations().since(known)
+        counted = CpuDevice().compilations().since(known)
     finally:
         torch.compiler.reset()
     assert limits == {name: getattr(torch._dynamo.config, name) for name in limits}
     assert [i.output_text for i in found.items] == [i.output_text for i in plain.items]
     assert found.details["torch_compile"] == found.details["static_shapes"] == "true"
     assert found.timed_compilations == 0 and found.shapes_unmet == 0
-    assert compiled.graphs and compiled.compile_s and compiled.compile_s > 0
+    assert counted.graphs and counted.compile_s and counted.compile_s > 0

@@ -260,8 +260,6 @@ def _device_files(root: Path) -> dict[str, int]:
 # fp8 hardware scales by powers of two: Gaudi2 has four exponent biases, Gaudi3 the full range
 # (Habana's FP8 guide). So calibrations are never carried over between generations.
 
-_GIB = 2**30
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
@@ -330,10 +328,28 @@ def examine_server(cards: int, facts: ServerFacts) -> Iterator[Finding]:
             "`sudo dmesg` on the server says why; a reset or a reboot brings them back",
         )
     yield from _links(facts)
-    yield from _driver(facts)
+    # Driver and software must match: else jobs fail with `synStatus=26 [Generic failure]`.
+    plugin, driver = facts.versions.get("habana-torch-plugin"), facts.driver_version
+    if plugin and driver and _release(plugin) != _release(driver):
+        yield Finding(
+            "driver",
+            f"the driver is {driver}, Habana's PyTorch is {plugin}",
+            "use the image of the driver's version (`hl-smi` prints it), or update the "
+            "driver; Habana supports equal versions only",
+            Level.ERROR,
+        )
     yield from _torch(facts)
     yield from _hugepages(facts)
-    yield from _kernel(facts)
+    # Linux 6.8 without IOMMU passthrough is known to corrupt results on Gaudi.
+    passthrough = "iommu=pt" in facts.kernel_arguments.split()
+    if _release(facts.kernel.rpartition(" ")[2]) >= (6, 8) and not passthrough:
+        yield Finding(
+            "iommu",
+            f"{facts.kernel} runs without IOMMU passthrough, with which models on Gaudi "
+            "are known to write garbage",
+            'GRUB_CMDLINE_LINUX_DEFAULT="iommu=pt intel_iommu=on" in /etc/default/grub, '
+            "then update-grub and a reboot",
+        )
     yield from _processors(facts)
 
 
@@ -358,19 +374,6 @@ def _links(facts: ServerFacts) -> Iterator[Finding]:
             f"internal ports are down ({ports_up} up): jobs of several cards fail or hang",
             f"sudo /opt/habanalabs/qual/{generation}/bin/manage_network_ifs.sh --up on the "
             "server, after every load of the driver (package habanalabs-qual)",
-            Level.ERROR,
-        )
-
-
-def _driver(facts: ServerFacts) -> Iterator[Finding]:
-    """Driver and software must match: else jobs fail with `synStatus=26 [Generic failure]`."""
-    plugin, driver = facts.versions.get("habana-torch-plugin"), facts.driver_version
-    if plugin and driver and _release(plugin) != _release(driver):
-        yield Finding(
-            "driver",
-            f"the driver is {driver}, Habana's PyTorch is {plugin}",
-            "use the image of the driver's version (`hl-smi` prints it), or update the "
-            "driver; Habana supports equal versions only",
             Level.ERROR,
         )
 
@@ -409,26 +412,13 @@ def _hugepages(facts: ServerFacts) -> Iterator[Finding]:
         return
     for file, pages in facts.hugepages_asked.items():
         if pages < facts.hugepages_total:
-            reserved = facts.hugepages_total * facts.hugepage_bytes / _GIB
+            reserved = facts.hugepages_total * facts.hugepage_bytes / 2**30
             yield Finding(
                 "hugepages",
                 f"{file} asks for {pages} huge pages, and {facts.hugepages_total} "
                 f"({reserved:.0f} GiB) are reserved: after a reboot there are fewer",
                 f"remove vm.nr_hugepages from {file}; the driver's installer sets it",
             )
-
-
-def _kernel(facts: ServerFacts) -> Iterator[Finding]:
-    """Linux 6.8 without IOMMU passthrough is known to corrupt results on Gaudi."""
-    passthrough = "iommu=pt" in facts.kernel_arguments.split()
-    if _release(facts.kernel.rpartition(" ")[2]) >= (6, 8) and not passthrough:
-        yield Finding(
-            "iommu",
-            f"{facts.kernel} runs without IOMMU passthrough, with which models on Gaudi "
-            "are known to write garbage",
-            'GRUB_CMDLINE_LINUX_DEFAULT="iommu=pt intel_iommu=on" in /etc/default/grub, '
-            "then update-grub and a reboot",
-        )
 
 
 def _processors(facts: ServerFacts) -> Iterator[Finding]:

@@ -135,25 +135,21 @@ def close_nvml() -> None:
 
 
 def _card_at(nvml: Any, index: int) -> CardTelemetry:
-    """Read one GPU, lost or not."""
-    try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        card = _card(nvml, handle)
-        if card == CardTelemetry():  # then it may have been lost since
-            nvml.nvmlDeviceGetMemoryInfo(handle)
-    except Exception as error:
-        return CardTelemetry(lost=str(error) or type(error).__name__)
-    return card
-
-
-def _card(nvml: Any, handle: Any) -> CardTelemetry:
-    """Read one GPU; None for what the driver refuses."""
+    """Read one GPU, lost or not; None for what the driver refuses."""
 
     def ask(name: str, *arguments: Any) -> Any:
         return attempt(getattr(nvml, f"nvmlDeviceGet{name}"), handle, *arguments)
 
     reasons = "CurrentClocksEventReasons", THROTTLED
-    return library_telemetry(ask, nvml.NVML_TEMPERATURE_GPU, nvml.NVML_CLOCK_SM, "gpu", reasons)
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        sensor, clock = nvml.NVML_TEMPERATURE_GPU, nvml.NVML_CLOCK_SM
+        card = library_telemetry(ask, sensor, clock, "gpu", reasons)
+        if card == CardTelemetry():  # then it may have been lost since
+            nvml.nvmlDeviceGetMemoryInfo(handle)
+    except Exception as error:
+        return CardTelemetry(lost=str(error) or type(error).__name__)
+    return card
 
 
 # Read GPUs by ``nvidia-smi``, which opens no context, where NVML's package is missing.

@@ -108,100 +108,9 @@ def multiply(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """One row times a plain or int8 matrix."""
-    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside = rows < ROWS
-    ks = tl.arange(0, BLOCK_K)
-    # Load the matrix in the row's pieces (16 bytes), so that both have one layout.
-    w_at = w_ptr + rows.to(tl.int64)[:, None] * COLUMNS + tl.max_contiguous(ks, 8)[None, :]
-    first = inside[:, None] & (ks < COLUMNS)[None, :]
-    w = _weights(w_at, first)
-    if GATED:
-        up = _weights(w_at + ROWS * COLUMNS, first)
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
-    total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    total_up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    squares = tl.zeros((BLOCK_K,), tl.float32)
-    for k0 in tl.range(0, COLUMNS, BLOCK_K, num_stages=1):
-        here = k0 + ks
-        # Prefetch the next block.
-        reach = inside[:, None] & (here + BLOCK_K < COLUMNS)[None, :]
-        next_w = _weights(w_at + k0 + BLOCK_K, reach)
-        if GATED:
-            next_up = _weights(w_at + ROWS * COLUMNS + k0 + BLOCK_K, reach)
-        x = tl.load(x_ptr + here, mask=here < COLUMNS, other=0.0).to(tl.float32)
-        if NORM:
-            squares += x * x
-            x *= tl.load(gain_ptr + here, mask=here < COLUMNS, other=0.0).to(tl.float32)
-        total += w.to(tl.float32) * x[None, :]
-        w = next_w
-        if GATED:
-            total_up += up.to(tl.float32) * x[None, :]
-            up = next_up
-    y = tl.sum(total, axis=1)
-    if GATED:
-        y_up = tl.sum(total_up, axis=1)
-    if KIND > 0:
-        y *= tl.load(scale_ptr + rows, mask=inside, other=0.0)
-        if GATED:
-            y_up *= tl.load(scale_ptr + ROWS + rows, mask=inside, other=0.0)
-    if not GATED:
-        y_up = y
-    if NORM:
-        shrink = tl.rsqrt(tl.sum(squares) / COLUMNS + eps)
-        y *= shrink
-        y_up *= shrink
-    _finish(y, y_up, rows, inside, bias_ptr, residual_ptr, out_ptr, GATED, BIAS, RESIDUAL)
-
-
-@triton.jit
-def _finish(
-    y,
-    y_up,
-    rows,
-    inside,
-    bias_ptr,
-    residual_ptr,
-    out_ptr,
-    GATED: tl.constexpr,
-    BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-):
-    """Apply bias, gate and residual, and store the result."""
-    if BIAS:
-        y += tl.load(bias_ptr + rows, mask=inside, other=0.0).to(tl.float32)
-    if GATED:
-        y = y * tl.sigmoid(y) * y_up
-    if RESIDUAL:
-        y += tl.load(residual_ptr + rows, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + rows, y.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def multiply_words(
-    x_ptr,
-    w_ptr,
-    scale_ptr,
-    bias_ptr,
-    residual_ptr,
-    gain_ptr,
-    out_ptr,
-    eps,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    KIND: tl.constexpr,
-    NORM: tl.constexpr,
-    GATED: tl.constexpr,
-    BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    EARLY: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """``multiply`` for words of four fp8 or eight int4 values (``layers``)."""
-    PARTS: tl.constexpr = 8 if KIND == 3 else 4
+    """One row times a matrix of plain or int8 values, or of words of four fp8 or eight int4 values
+    (``layers``)."""
+    PARTS: tl.constexpr = 8 if KIND == 3 else 4 if KIND == 2 else 1  # values of a word
     BLOCK_W: tl.constexpr = BLOCK_K // PARTS
     WORDS: tl.constexpr = COLUMNS // PARTS
     # int4: a scale covers 8 words and multiplies sums of 4, those of a thread.
@@ -210,10 +119,15 @@ def multiply_words(
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = rows < ROWS
     ws = tl.arange(0, BLOCK_W)
-    cs = tl.arange(0, BLOCK_W // 4)
     long_rows = rows.to(tl.int64)[:, None]
-    w_at = w_ptr + long_rows * WORDS + ws[None, :]
-    s_at = scale_ptr + long_rows * SCALES + cs[None, :] // 2
+    if PARTS == 1:
+        # Load the matrix in the row's pieces (16 bytes), so that both have one layout.
+        w_at = w_ptr + long_rows * WORDS + tl.max_contiguous(ws, 8)[None, :]
+    else:
+        w_at = w_ptr + long_rows * WORDS + ws[None, :]
+    if KIND == 3:
+        cs = tl.arange(0, BLOCK_W // 4)
+        s_at = scale_ptr + long_rows * SCALES + cs[None, :] // 2
     first = inside[:, None] & (ws < WORDS)[None, :]
     w = _weights(w_at, first)
     up = w
@@ -227,7 +141,8 @@ def multiply_words(
     squares = tl.zeros((BLOCK_W,), tl.float32)
     for w0 in tl.range(0, WORDS, BLOCK_W, num_stages=1):
         # Prefetch the next block.
-        reach = inside[:, None] & (w0 + BLOCK_W + ws < WORDS)[None, :]
+        here = w0 + ws
+        reach = inside[:, None] & (here + BLOCK_W < WORDS)[None, :]
         next_w = _weights(w_at + w0 + BLOCK_W, reach)
         if GATED:
             next_up = _weights(w_at + ROWS * WORDS + w0 + BLOCK_W, reach)
@@ -236,31 +151,33 @@ def multiply_words(
             scale = tl.load(s_at + w0 // 8, mask=near, other=0.0)
             if GATED:
                 scale_up = tl.load(s_at + ROWS * SCALES + w0 // 8, mask=near, other=0.0)
-        part = tl.zeros((BLOCK_N, BLOCK_W), tl.float32)
-        part_up = tl.zeros((BLOCK_N, BLOCK_W), tl.float32)
-        nothing = tl.zeros((BLOCK_W,), tl.float32)
-        known = w0 + ws < WORDS
+            nothing = tl.zeros((BLOCK_W,), tl.float32)
+        if PARTS == 1:
+            part, part_up = total, total_up
+        else:
+            part = tl.zeros((BLOCK_N, BLOCK_W), tl.float32)
+            part_up = tl.zeros((BLOCK_N, BLOCK_W), tl.float32)
         for index in tl.static_range(PARTS):
-            at = w0 * PARTS + ws // 4 * (4 * PARTS) + index * 4 + ws % 4
-            x = tl.load(x_ptr + at, mask=known, other=0.0).to(tl.float32)
+            at = here
+            if PARTS > 1:
+                at = w0 * PARTS + ws // 4 * (4 * PARTS) + index * 4 + ws % 4
+            x = tl.load(x_ptr + at, mask=here < WORDS, other=0.0).to(tl.float32)
             if NORM:
                 squares += x * x
-                x *= tl.load(gain_ptr + at, mask=known, other=0.0).to(tl.float32)
+                x *= tl.load(gain_ptr + at, mask=here < WORDS, other=0.0).to(tl.float32)
             if KIND == 3:
                 nothing += middle(index) * x
-                part += raised(w, index) * x[None, :]
-                if GATED:
-                    part_up += raised(up, index) * x[None, :]
-            else:
-                part += fp8_byte(w, index) * x[None, :]
-                if GATED:
-                    part_up += fp8_byte(up, index) * x[None, :]
+            part += _value(w, index, KIND) * x[None, :]
+            if GATED:
+                part_up += _value(up, index, KIND) * x[None, :]
         if KIND == 3:
             part -= nothing[None, :]  # now 1/16 of the nibbles' values
             total += tl.sum(part.reshape(BLOCK_N, SUMS, 4), axis=2) * scale
             if GATED:
                 part_up -= nothing[None, :]
                 total_up += tl.sum(part_up.reshape(BLOCK_N, SUMS, 4), axis=2) * scale_up
+        elif PARTS == 1:
+            total, total_up = part, part_up
         else:
             total += part
             if GATED:
@@ -273,15 +190,29 @@ def multiply_words(
     if KIND == 3:
         y *= 16.0
         y_up *= 16.0
-    else:
-        y *= 2.0**120 * tl.load(scale_ptr + rows, mask=inside, other=0.0)
+    elif KIND > 0:
+        exponent: tl.constexpr = 2.0**120 if KIND == 2 else 1.0
+        y *= exponent * tl.load(scale_ptr + rows, mask=inside, other=0.0)
         if GATED:
-            y_up *= 2.0**120 * tl.load(scale_ptr + ROWS + rows, mask=inside, other=0.0)
+            y_up *= exponent * tl.load(scale_ptr + ROWS + rows, mask=inside, other=0.0)
     if NORM:
         shrink = tl.rsqrt(tl.sum(squares) / COLUMNS + eps)
         y *= shrink
         y_up *= shrink
-    _finish(y, y_up, rows, inside, bias_ptr, residual_ptr, out_ptr, GATED, BIAS, RESIDUAL)
+    if BIAS:
+        y += tl.load(bias_ptr + rows, mask=inside, other=0.0).to(tl.float32)
+    if GATED:
+        y = y * tl.sigmoid(y) * y_up
+    if RESIDUAL:
+        y += tl.load(residual_ptr + rows, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + rows, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _value(words, INDEX: tl.constexpr, KIND: tl.constexpr):
+    if KIND == 3:
+        return raised(words, INDEX)
+    return fp8_byte(words, INDEX) if KIND == 2 else words.to(tl.float32)
 
 
 @triton.jit
@@ -594,7 +525,7 @@ class SingleRow:
         rows = matrix.rows // 2 if gated else matrix.rows
         words = matrix.kind in ("fp8", "int4")
         self._launch(
-            multiply_words if words else multiply,
+            multiply,
             (triton.cdiv(rows, block_n),),
             x,
             matrix.values.view(torch.int32) if words else matrix.values,

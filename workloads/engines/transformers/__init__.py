@@ -174,7 +174,7 @@ SPEC = EngineSpec(
     needs="native_eager",
     abilities={
         "generate": Ability(
-            function="workloads.engines.transformers.static_shapes:load",
+            function="workloads.engines.transformers.generation:load_compiled",
             tasks=("causal-lm", "seq2seq-lm"),
             refuse=_refuse_generation,
             settings=GenerationSettings,
