@@ -26,7 +26,6 @@ class Nvml:
         self.opened = 0
         self.taken, self.reserved = 5 * MIB, 520 * MIB
         self.second_version = True
-        self.mig: int | None = None
         self.processes: dict[int, str] = {}
         self.lost: int | None = None
 
@@ -52,27 +51,14 @@ class Nvml:
     def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
         return {1: 1440}[kind]
 
-    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:
-        if self.mig is None:
-            raise RuntimeError("Not Supported")
-        return [self.mig, self.mig]
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, index: int) -> str:
-        assert (handle, index) == (0, 0)
-        return "instance"
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int | str, version: int | None = None) -> Any:
-        if handle == "instance":
-            return SimpleNamespace(used=self.taken, reserved=30 * MIB, total=10 * GIB)
-        if self.mig:  # all instances together
-            return SimpleNamespace(used=60 * GIB, reserved=self.reserved, total=80 * GIB)
+    def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> Any:
         if version is None:
             return SimpleNamespace(used=self.taken + self.reserved, total=80 * GIB)
         if not self.second_version:
             raise RuntimeError("Function Not Found")
         return SimpleNamespace(used=self.taken, reserved=self.reserved, total=80 * GIB)
 
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int | str) -> list[Any]:
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
         if handle == 1:
             raise RuntimeError("Insufficient Permissions")
         return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in self.processes]

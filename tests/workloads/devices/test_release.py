@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_nvml import GIB, MIB, Nvml
+from fake_nvml import GIB, MIB
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded_hl_smi import GAUDI3_CSV
@@ -183,15 +183,6 @@ def test_a_gpu_in_a_machine_that_lists_no_process_is_known_by_its_memory(nvml, s
     assert found is not None and "MiB in use" in found and "not seen from here" in found
     nvml.taken = 5 * MIB
     assert CudaDevice.occupied(0, idle[0]) is None
-
-
-def test_a_gpu_that_is_cut_up_is_known_by_its_first_instance(nvml: Nvml) -> None:
-    nvml.mig = 1
-    assert CudaDevice.occupied(0) is None
-    nvml.taken = 4 * GIB
-    assert CudaDevice.occupied(0) is not None
-    nvml.mig = 0  # it can be cut up, and is not
-    assert CudaDevice.use(0) == CardUse(used_bytes=4 * GIB + 520 * MIB, reserved_bytes=520 * MIB)
 
 
 def test_without_nvml_a_gpu_is_known_by_the_tool(monkeypatch, tool) -> None:

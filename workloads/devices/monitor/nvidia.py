@@ -60,16 +60,12 @@ def nvml_telemetry() -> dict[int, CardTelemetry]:
 
 
 def nvml_use(index: int) -> CardUse | None:
-    """Return a GPU's processes (of its container) and memory, of its first MIG instance if it has
-    any, which a process gets; None without package or driver."""
+    """Return a GPU's processes (of its container) and memory; None without package or driver."""
 
     def read(nvml: Any) -> CardUse | None:
         handle = _handle(nvml, index)
         if handle is None:
             return None
-        mode = attempt(nvml.nvmlDeviceGetMigMode, handle)
-        if mode and mode[0]:
-            handle = attempt(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, 0) or handle
         # Version 2 reports the driver's share separately; version 1 includes it.
         memory = attempt(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
         reserved = 0 if memory is None else int(memory.reserved)

@@ -7,12 +7,8 @@ from . import weight_sharing
 
 __all__ = ["hpu", "weight_sharing"]
 
-steps_marked = 0  # for tests
 
-
-def mark_step(*_: Any, **__: Any) -> None:
-    global steps_marked
-    steps_marked += 1
+def mark_step(*_: Any, **__: Any) -> None: ...
 
 
 def hpu_inference_set_env(model: Any = None) -> Any:
@@ -25,10 +21,6 @@ def hpu_inference_initialize(
     model: Any = None, mark_scales: bool = True, mark_non_scales: bool = False
 ) -> None:
     hpu.enable_inference_mode()
-
-
-def hpu_inference_reset_env() -> None:
-    hpu.disable_inference_mode()
 
 
 # Names of earlier releases, which are announced to go.
@@ -44,4 +36,3 @@ def hpu_initialize(
 
 
 hpu_set_env = hpu_set_inference_env = hpu_inference_set_env
-hpu_reset_env = hpu_teardown_inference_env = hpu_inference_reset_env

@@ -17,18 +17,12 @@ _LIMIT_BYTES = 94_600_000_000
 #: Rows of a batch for whose graph the card has workspace; for tests of full memory.
 _WORKSPACE_ROWS = "STANDIN_WORKSPACE_ROWS"
 
-graphs_made = 0  # for tests
 _inference = False
 
 
 def enable_inference_mode() -> None:
     global _inference
     _inference = True
-
-
-def disable_inference_mode() -> None:
-    global _inference
-    _inference = False
 
 
 def is_available() -> bool:
@@ -72,18 +66,7 @@ def memory_stats(*_: Any) -> dict[str, int]:
     pages = Path("/proc/self/statm").read_text().split()[1]
     in_use = int(pages) * os.sysconf("SC_PAGE_SIZE")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {
-        "Limit": _LIMIT_BYTES,
-        "InUse": in_use,
-        "MaxInUse": max(in_use, peak),
-        "NumAllocs": 0,
-        "NumFrees": 0,
-        "ActiveAllocs": 0,
-        "MaxAllocSize": 0,
-        "TotalSystemAllocs": 0,
-        "TotalSystemFrees": 0,
-        "TotalActiveAllocs": 0,
-    }
+    return {"Limit": _LIMIT_BYTES, "InUse": in_use, "MaxInUse": max(in_use, peak)}
 
 
 def memory_allocated(*_: Any) -> int:
@@ -103,10 +86,8 @@ max_memory_reserved = max_memory_cached = max_memory_allocated
 
 def wrap_in_hpu_graph(module: Any, *_: Any, **__: Any) -> Any:
     """A module that would be captured and replayed; as with the bridge, only in lazy mode."""
-    global graphs_made
     if os.environ.get("PT_HPU_LAZY_MODE") != "1":
         raise AttributeError("wrap_in_hpu_graph exists in lazy mode only")
-    graphs_made += 1
     forward = module.forward
     structure = recipes.structure(module)
 

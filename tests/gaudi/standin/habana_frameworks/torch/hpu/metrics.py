@@ -6,11 +6,9 @@ bridge has them.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-_NAMES = ("graph_compilation", "cpu_fallback", "memory_defragmentation", "recipe_cache")
+_NAMES = ("graph_compilation", "cpu_fallback", "recipe_cache")
 
 
 class Metric:
@@ -24,21 +22,11 @@ class Metric:
 
     def stats(self) -> list[tuple[str, Any]]:
         """Names and counts, as the bridge gives them."""
-        number = self.numbers["TotalNumber"]
-        if self._name == "graph_compilation":
-            average = self.microseconds / number if number else 0
-            return [("TotalNumber", number), ("TotalTime", self.microseconds), ("AvgTime", average)]
-        if self._name == "cpu_fallback":
-            return [("TotalNumber", number), ("FallbackOps", {})]
         if self._name == "recipe_cache":
-            hits, misses = self.numbers["TotalHit"], self.numbers["TotalMiss"]
-            return [
-                ("TotalHit", hits),
-                ("TotalMiss", misses),
-                ("RecipeHit", {}),
-                ("RecipeMiss", {}),
-            ]
-        return [("TotalNumber", number), ("TotalSuccessful", 0), ("AvgTime", 0), ("MaxTime", 0)]
+            return [(name, self.numbers[name]) for name in ("TotalHit", "TotalMiss")]
+        number = self.numbers["TotalNumber"]
+        timed = [("TotalTime", self.microseconds)] if self._name == "graph_compilation" else []
+        return [("TotalNumber", number), *timed]
 
     def reset(self) -> None:
         self.numbers.clear()
@@ -50,17 +38,6 @@ _metrics = {name: Metric(name) for name in _NAMES}
 
 def metric_global(name: str) -> Metric | None:
     return _metrics.get(name)
-
-
-@contextmanager
-def metric_localcontext(name: str) -> Iterator[Metric]:
-    """Counts of a scope alone."""
-    before = Counter(_metrics[name].numbers)
-    local = Metric(name)
-    try:
-        yield local
-    finally:
-        local.numbers = _metrics[name].numbers - before
 
 
 #: Of each graph that was compiled: whether it carries the attribute of inference mode. For tests.
