@@ -370,12 +370,6 @@ def require_package(package: str, who: str, install: str = "") -> None:
         )
 
 
-def require_batch(request: Request) -> None:
-    """Raise BadConfiguration if the batch size is below 1."""
-    if request.batch_size < 1:
-        raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
-
-
 # Lets code called by a library (which may compile for minutes while loading) report the phase.
 
 _enter: ContextVar[Callable[[Phase], None] | None] = ContextVar("phase", default=None)

@@ -20,7 +20,6 @@ from workloads.base import (
     Request,
     Result,
     Workload,
-    require_batch,
 )
 from workloads.data.datasets import learning_notes, learning_refusals
 from workloads.engines import engine_function, trains_by_library
@@ -188,7 +187,6 @@ def run(request: Request, context: JobContext) -> Result:
     """Measure fine-tuning; see ``workloads.base.Workload``."""
     spec = find_workload(request.workload)
     parameters = spec.parameters.model_validate(dict(request.parameters)).model_dump()
-    require_batch(request)
     request = replace(request, parameters=parameters)
     require_allowed(request, context.device.name, context.world_size)
     train: Workload = engine_function(request.engine, "train", context.device.name)

@@ -18,7 +18,6 @@ from workloads.base import (
     Metric,
     Request,
     Result,
-    require_batch,
 )
 from workloads.bench.measure import Observation, load_resident, measure_resident
 from workloads.bench.warmup import WarmupPlan
@@ -88,7 +87,6 @@ SPEC = WorkloadSpec(
 def run(request: Request, context: JobContext) -> Result:
     """Measure text encoding; see ``workloads.base.Workload``."""
     parameters = TextEncodingParameters.model_validate(dict(request.parameters))
-    require_batch(request)
     context.device.seed(0)
     context.enter_phase("load")
     load = engine_function(request.engine, "encode", context.device.name)

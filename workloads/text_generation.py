@@ -28,7 +28,6 @@ from workloads.base import (
     Request,
     Result,
     Sample,
-    require_batch,
 )
 from workloads.bench.measure import load_resident, measure_resident
 from workloads.bench.profiling import PROFILE, Profile, profiled
@@ -254,7 +253,6 @@ def encoder_figures(samples: Sequence[Sample]) -> Mapping[str, float]:
 def run(request: Request, context: JobContext) -> Result:
     """Measure text generation; see ``workloads.base.Workload``."""
     parameters = TextGenerationParameters.model_validate(dict(request.parameters))
-    require_batch(request)
     context.device.seed(0)
     context.enter_phase("load")
     load: EngineLoader = engine_function(request.engine, "generate", context.device.name)
@@ -270,7 +268,11 @@ def run(request: Request, context: JobContext) -> Result:
     # Gathered, so that all ranks refuse a prompt that only one of them has.
     longest = max(context.collective.gather(max(len(prompt.ids) for prompt in prompts)))
     check_length(longest, parameters.output_tokens, engine)
-    batches = _batches(prompts, request.batch_size, parameters.batching)
+    size = len(prompts) if parameters.batching == "continuous" else request.batch_size
+    order = prompts
+    if parameters.batching == "sorted":
+        order = sorted(prompts, key=lambda prompt: len(prompt.ids))
+    batches = [order[start : start + size] for start in range(0, len(order), size)]
     # Loading passes through more memory than running; the peaks are those of running.
     context.device.release_memory()
     context.device.reset_peak_memory()
@@ -295,7 +297,10 @@ def run(request: Request, context: JobContext) -> Result:
         request.measure,
         counted=spec.counts_compilations,
         plan=WarmupPlan(
-            shapes=_shapes(batches, engine),
+            shapes=[
+                (len(batch), engine.padded_length(max(len(prompt.ids) for prompt in batch)))
+                for batch in batches
+            ],
             passes=spec.warmup_passes,
             compiled=not context.device.spec.can("dynamic_shapes")
             or bool(request.settings.get("torch_compile")),
@@ -304,7 +309,8 @@ def run(request: Request, context: JobContext) -> Result:
     )
     profile, quality = Profile(), NO_FIGURES
     if parameters.profile and not request.probe:
-        profile = _profile(engine, batches[0][: request.batch_size], parameters, context.device)
+        first = batches[0][: request.batch_size]
+        profile = _profile(engine, first, min(2, parameters.output_tokens), context.device)
     if parameters.quality and not request.probe:
         quality = quality_figures(resident, request, context, parameters.reading(), dataset)
     items, detokenization_s = generation.texts.of(measured.representative_repeat, context.clock)
@@ -347,17 +353,13 @@ def bring_to_length(ids: Sequence[int], length: int) -> list[int]:
 
 
 def _profile(
-    engine: GenerationEngine,
-    prompts: Sequence[Prompt],
-    parameters: TextGenerationParameters,
-    device: Device,
+    engine: GenerationEngine, prompts: Sequence[Prompt], output_tokens: int, device: Device
 ) -> Profile:
     """Profile prefill and one decoding step, after one warm-up."""
     prepared = engine.prepare([prompt.ids for prompt in prompts])
-    generation = Generation(output_tokens=min(2, parameters.output_tokens))
 
     def step() -> None:
-        engine.generate(prepared, generation)()
+        engine.generate(prepared, Generation(output_tokens=output_tokens))()
 
     step()
     return profiled(step, device)
@@ -418,18 +420,3 @@ def _room(engine: GenerationEngine, output_tokens: int) -> int | None:
     limits = [limit for limit in (engine.context_length, engine.window) if limit is not None]
     room = min(limits) - output_tokens if limits else 0
     return room if room > 0 else None
-
-
-def _batches(prompts: list[Prompt], size: int, batching: str) -> list[list[Prompt]]:
-    if batching == "continuous":
-        return [prompts]
-    if batching == "sorted":
-        prompts = sorted(prompts, key=lambda prompt: len(prompt.ids))
-    return [prompts[start : start + size] for start in range(0, len(prompts), size)]
-
-
-def _shapes(batches: list[list[Prompt]], engine: GenerationEngine) -> list[tuple[int, int]]:
-    return [
-        (len(batch), engine.padded_length(max(len(prompt.ids) for prompt in batch)))
-        for batch in batches
-    ]

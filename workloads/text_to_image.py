@@ -29,7 +29,6 @@ from workloads.base import (
     Sample,
     Throughput,
     Timed,
-    require_batch,
 )
 from workloads.bench.measure import Observation, load_resident, measure_resident
 from workloads.bench.warmup import WarmupPlan
@@ -282,7 +281,6 @@ _PROBE_STEPS = 2
 def run(request: Request, context: JobContext) -> Result:
     """Measure text to image; see ``workloads.base.Workload``."""
     parameters = TextToImageParameters.model_validate(dict(request.parameters))
-    require_batch(request)
     if request.probe:
         parameters = parameters.model_copy(
             update={"steps": _PROBE_STEPS, "images": None, "warmup_batches": 0}

@@ -78,7 +78,6 @@ SPEC = WorkloadSpec(
 _FILE = "reference.safetensors"
 #: Raise when what is computed changes: it is in the cache's keys.
 _RECIPE = 1
-_TAIL = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,29 +110,27 @@ def answer(question: Question) -> Reference:
     if question.adapter:
         key.append(fingerprint(find_adapter(question.adapter)))
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    name = f"reference-{_RECIPE}-{digest}"
-    directory = cached_directory(name, lambda to: _compute_apart(question, to))
-    return Reference(**load_file(directory / _FILE))
 
-
-def _compute_apart(question: Question, directory: Path) -> None:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PT_HPU", "HABANA"))}
-    environment |= environment_for(host_device().name, 0)
-    environment["PT_HPU_LAZY_MODE"] = "0"  # else transformers looks for the bridge
-    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in sys.path if path))
-    done = subprocess.run(
-        [sys.executable, "-m", "workloads.verification", str(directory)],
-        input=json.dumps(asdict(question)),
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
-    if done.returncode:
-        raise BadConfiguration(
-            f"stock transformers cannot run {question.model} on the CPU: {done.stdout[-_TAIL:]}"
+    def compute_apart(directory: Path) -> None:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PT_HPU", "HABANA"))}
+        kept |= environment_for(host_device().name, 0)
+        kept["PT_HPU_LAZY_MODE"] = "0"  # else transformers looks for the bridge
+        kept["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in sys.path if path))
+        done = subprocess.run(
+            [sys.executable, "-m", "workloads.verification", str(directory)],
+            input=json.dumps(asdict(question)),
+            env=kept,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
+        if done.returncode:
+            raise BadConfiguration(
+                f"stock transformers cannot run {question.model} on the CPU: {done.stdout[-2000:]}"
+            )
+
+    directory = cached_directory(f"reference-{_RECIPE}-{digest}", compute_apart)
+    return Reference(**load_file(directory / _FILE))
 
 
 def compute(question: Question, directory: Path) -> None:

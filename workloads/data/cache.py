@@ -124,20 +124,16 @@ def remove_abandoned(final: Path) -> None:
 @contextmanager
 def _locked_directory(directory: Path) -> Iterator[bool]:
     """Try to lock a directory itself; yield True on success (file systems differ)."""
-    try:
+    descriptor, locked = -1, False
+    with suppress(OSError):
         descriptor = os.open(directory, os.O_RDONLY)
-    except OSError:
-        yield False
-        return
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locked = True
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
-        else:
-            yield True
+        yield locked
     finally:
-        os.close(descriptor)
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def flush_tree(directory: Path) -> None:

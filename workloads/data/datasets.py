@@ -219,7 +219,6 @@ class _Records:
         )
 
     def _notes(self) -> str:
-        """Say what was left out and changed; "" if nothing."""
         notes = []
         if left_out := self.count - self.usable:
             kinds = sorted(self._left_out.values(), key=lambda one: -one[0])

@@ -194,7 +194,6 @@ def _news_example(random: Random) -> Example:
 
 
 def _words(random: Random) -> dict[str, str]:
-    """Draw the facts of one article."""
     theme = pick(random, _NEWS_TEXTS["themes"])
     facts = {name: pick(random, values) for name, values in theme.items()}
     numbers = {
@@ -213,7 +212,6 @@ def _words(random: Random) -> dict[str, str]:
 
 
 def _of_sentence(random: Random) -> dict[str, str]:
-    """Draw words that change between sentences."""
     return {
         "other": _name(random),
         "rival": pick(random, _NEWS_TEXTS["towns"]),

@@ -220,7 +220,6 @@ def _encoding_of(beginning: bytes) -> str:
 
 
 def _pieces(path: Path, content: BinaryIO, encoding: str) -> Iterator[str]:
-    """A file's text, piece by piece."""
     decoder, read = codecs.getincrementaldecoder(encoding)(), 0
     while data := content.read(CHUNK_BYTES):
         try:

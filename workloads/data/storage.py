@@ -120,7 +120,6 @@ def _operate(names: list[Path]) -> Steps:
 
 
 def _drop_from_cache(paths: list[Path]) -> bool:
-    """Drop files from the page cache; False if impossible."""
     if not hasattr(os, "posix_fadvise"):
         return False
     for path in paths:

@@ -85,7 +85,7 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise DataMissing(f"there is no directory {directory}")
     if not os.path.isdir(directory):
         raise DataMissing(f"{directory} is a file; a model is a directory with a config.json")
-    _refuse_odd_files(directory, directory.stat().st_mtime_ns)
+    refuse_odd_files(directory, directory.stat().st_mtime_ns)
     if (config := read_object(directory / "config.json", _LISTING_BYTES)) is not None:
         return config
     _refuse_no_files(directory, "config.json")
@@ -97,12 +97,9 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def _refuse_odd_files(directory: Path, _changed_at_ns: int) -> None:
-    refuse_odd_files(directory)
-
-
-def refuse_odd_files(directory: Path) -> None:
-    """Raise DataMissing for pipes, devices and huge text files, on which loaders would hang."""
+def refuse_odd_files(directory: Path, _changed_at_ns: int) -> None:
+    """Raise DataMissing for pipes, devices and huge text files, on which loaders would hang; once
+    for a directory that has not changed."""
     try:
         entries = [entry for entry in sorted(directory.iterdir()) if entry.exists()]
     except OSError:
@@ -154,11 +151,20 @@ def weight_files(directory: Path, *, protected: bool = False) -> list[Path]:
     """Return a checkpoint's weight files in transformers' order; ``protected`` allows encrypted.
     Raises DataMissing if there are none, or a shard of the index is missing."""
     if present := protected_files(directory):
-        if protected:
-            return _protected_weights(directory, present)
-        raise DataMissing(
-            f"the weights in {directory} are protected, and are read here in the clear only"
-        )
+        if not protected:
+            raise DataMissing(
+                f"the weights in {directory} are protected, and are read here in the clear only"
+            )
+        index, single = _WEIGHT_FILES[0]
+        sharded = os.path.isfile(directory / index)
+        shards = index_shards(directory / index) if sharded else [single]
+        needed = [directory / f"{name}{PROTECTED}" for name in shards]
+        for file in sorted({*needed} ^ {*present}):
+            if file not in present:
+                raise DataMissing(f"{directory} lacks {file.name}: copy it again")
+            listing = index if sharded else single
+            raise DataMissing(f"{file} is no part of this model: {listing} has no such file")
+        return needed
     for index, single in _WEIGHT_FILES:
         if os.path.isfile(directory / single):
             return [directory / single]
@@ -219,20 +225,6 @@ def unclear_weights(directory: Path) -> str:
     others = [name for name in index_shards(index) if name != single.name] if both else []
     what = f"there are {single.name} and {index.name}, which names {len(others)} other files"
     return f"{what}: libraries differ in which they read" if others else ""
-
-
-def _protected_weights(directory: Path, present: list[Path]) -> list[Path]:
-    """Return exactly the encrypted files that make up the model."""
-    index, single = _WEIGHT_FILES[0]
-    sharded = os.path.isfile(directory / index)
-    names = index_shards(directory / index) if sharded else [single]
-    needed = [directory / f"{name}{PROTECTED}" for name in names]
-    for file in sorted({*needed} ^ {*present}):
-        if file not in present:
-            raise DataMissing(f"{directory} lacks {file.name}: copy it again")
-        listing = index if sharded else single
-        raise DataMissing(f"{file} is no part of this model: {listing} has no such file")
-    return needed
 
 
 def index_shards(index_file: Path) -> list[str]:

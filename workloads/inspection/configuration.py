@@ -175,7 +175,6 @@ def objections(config: Mapping[str, Any]) -> Iterator[Objection]:
 
 
 def _sizes(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Sizes that contradict each other."""
     kinds, layers = config.get("layer_types"), config.get("num_hidden_layers")
     if _names(kinds) and type(layers) is int and kinds and len(kinds) != layers:
         yield f"layer_types names {len(kinds):,} layers of {layers:,}", "correct either"

@@ -272,8 +272,6 @@ def needed(config: Mapping[str, Any]) -> Needed | None:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Sizes of one configuration."""
-
     keys: Mapping[str, str]  # by letter or mark
     values: Mapping[str, Any]
 

@@ -110,7 +110,6 @@ def read_header(file: Path, *, torch_allowed: bool = True) -> dict[str, TensorIn
 
 
 def _safetensors_header(file: Path, content: BinaryIO, size: int) -> dict[str, TensorInfo]:
-    """Read a header, and hold it against the file's size and itself."""
     length = int.from_bytes(content.read(8), "little")
     if size < 10 or not 2 <= length <= size - 8:
         raise ValueError(f"its header would be {length:,} bytes long")
@@ -163,8 +162,6 @@ def _declared(file: Path, name: str, entry: Any) -> TensorInfo:
 
 
 class _Stored(NamedTuple):
-    """A tensor as its pickle describes it."""
-
     dtype: str
     shape: tuple[int, ...]
 

@@ -30,7 +30,8 @@ from workloads.util import files
 _TORCH_SECONDS, _TORCH_BYTES = 60.0, 4 * 2**30
 #: Reads configurations and headers, and renders templates.
 READER = process.Bounded()
-_LIBRARY = process.Bounded(seconds=_TORCH_SECONDS, memory_bytes=_TORCH_BYTES, of="DATA")
+#: Makes models without storage, with transformers.
+LIBRARY = process.Bounded(seconds=_TORCH_SECONDS, memory_bytes=_TORCH_BYTES, of="DATA")
 #: Compares tensors by transformers' own report.
 COMPARE = "workloads.models.loading:compare_without_values"
 _ANSWER = "answer.json"
@@ -151,7 +152,6 @@ def _parts(place: Path) -> list[Objection]:
 def _texts(
     place: Path, task: str, chats: bool, code_allowed: bool, *, sized: bool
 ) -> Iterator[Objection]:
-    """Objections to configurations, tokenizer and chat template."""
     contents: dict[str, dict[str, Any]] = {}
     for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
         try:
@@ -238,7 +238,7 @@ def _by_library(directory: str, options: Sequence[Any], later: str) -> tuple[lis
     key = hashlib.sha256(f"{directory} {state_of(place)} {loader} {versions}".encode()).hexdigest()
 
     def build(to: Path) -> None:
-        answer = _LIBRARY.call(COMPARE, directory=directory, loader=loader, new=new)
+        answer = LIBRARY.call(COMPARE, directory=directory, loader=loader, new=new)
         (to / _ANSWER).write_text(json.dumps(answer), encoding="utf-8")
 
     try:

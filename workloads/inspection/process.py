@@ -145,7 +145,9 @@ def main(of: str, memory_bytes: int, descriptor: int) -> None:
         except EOFError:
             return
         module, _, function = name.partition(":")
-        most = memory_bytes + _mapped_bytes(of)
+        with open("/proc/self/statm", encoding="ascii") as file:
+            pages = int(file.read().split()[0 if of == "AS" else 5])
+        most = memory_bytes + pages * resource.getpagesize()
         resource.setrlimit(getattr(resource, f"RLIMIT_{of}"), (most, resource.RLIM_INFINITY))
         used = sum(os.times()[:2])
         resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used + seconds), resource.RLIM_INFINITY))
@@ -159,13 +161,6 @@ def main(of: str, memory_bytes: int, descriptor: int) -> None:
         except Exception as error:  # of any library, over any file
             answer = ("error", f"{type(error).__name__}: {error}"[:500])
         _pipe.send_bytes(json.dumps(answer).encode())
-
-
-def _mapped_bytes(of: str) -> int:
-    """Bytes of this process that count for RLIMIT_AS or RLIMIT_DATA."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        pages = file.read().split()
-    return int(pages[0 if of == "AS" else 5]) * resource.getpagesize()
 
 
 if __name__ == "__main__":

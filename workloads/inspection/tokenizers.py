@@ -55,7 +55,6 @@ def objections(directory: Path, rows: int | None) -> Iterator[Objection]:
 
 
 def _beginning(file: Path) -> Iterator[Objection]:
-    """Objections to a file's first bytes."""
     if not file.is_file():
         return
     stage(str(file))
@@ -136,7 +135,6 @@ def _growth(part: Any, depth: int = 0) -> float:
 
 
 def _settings(directory: Path, rows: int | None) -> Iterator[Objection]:
-    """Objections to tokenizer_config.json and special_tokens_map.json."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         values = read_object(directory / name) or {}
         yield from id_objections(name, values, None)

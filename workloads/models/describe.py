@@ -25,7 +25,7 @@ from workloads.base import BadConfiguration, WorkloadError
 from workloads.inspection import configuration, process
 from workloads.inspection.checkpoints import read_config, read_object
 from workloads.inspection.headers import describe_tensors
-from workloads.inspection.look import LOADERS, look
+from workloads.inspection.look import LIBRARY, LOADERS, look
 from workloads.models import hub
 from workloads.models.catalog import EMBEDDED, find_model
 from workloads.models.chatglm3 import layout
@@ -36,9 +36,6 @@ from workloads.registry import TASKS, TaskSpec, kind_of, task_of
 
 #: Values that share one scale in the usual int4 formats.
 INT4_GROUP = 64
-#: Seconds to import libraries in the process that reads.
-_IMPORT_SECONDS = 60.0
-_LIBRARY = process.Bounded(of="DATA")
 _LAYER_NUMBER = re.compile(r"(?<=\.)(\d+)(?=\.)")
 
 
@@ -120,10 +117,7 @@ def describe_model(name: str, *, lora_rank: int = 8) -> Description:
     refuse_odd(config, directory)
     place = None if directory is None else str(directory)
     try:
-        _LIBRARY.seconds = _IMPORT_SECONDS
-        _LIBRARY.call(f"{__name__}:import_libraries")
-        _LIBRARY.seconds = process.SECONDS
-        values = _LIBRARY.call(
+        values = LIBRARY.call(
             f"{__name__}:read_model", name=name, config=config, directory=place, rank=lora_rank
         )
     except process.Ended as error:
@@ -144,7 +138,6 @@ def _is_pipeline(name: str) -> bool:
 
 
 def _describe_pipeline(name: str) -> Description:
-    """Describe a pipeline's parts by the headers of their weight files."""
     entry = find_model(name, weights=False)
     if entry.kind == "hub" and entry.location == name:
         raise BadConfiguration(
@@ -154,15 +147,11 @@ def _describe_pipeline(name: str) -> Description:
     directory = Path(open_model(name).path)
     tensors = []
     for part in sorted(path for path in directory.iterdir() if path.is_dir()):
-        files = sorted(part.glob("*.safetensors"))
-        infos = describe_tensors(files).values()
-        count = sum(math.prod(info.shape) for info in infos)
-        if count:
+        infos = describe_tensors(sorted(part.glob("*.safetensors"))).values()
+        if count := sum(math.prod(info.shape) for info in infos):
             config = read_config(part)
-            title = str(config.get("_class_name") or kind_of(config).architecture)
-            tensors.append(
-                Tensor(name=f"{part.name}: {title}", shape=(), count=1, parameters=count)
-            )
+            title = f"{part.name}: {config.get('_class_name') or kind_of(config).architecture}"
+            tensors.append(Tensor(name=title, shape=(), count=1, parameters=count))
     total = sum(tensor.parameters for tensor in tensors)
     index = read_object(directory / "model_index.json") or {}
     return Description(
@@ -180,12 +169,6 @@ def _describe_pipeline(name: str) -> Description:
     )
 
 
-def import_libraries() -> None:
-    """Import what ``read_model`` needs; this takes seconds that are no fault of a model."""
-    sizes = ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers")
-    build_on_meta({"model_type": "llama", **dict.fromkeys(sizes, 8)})
-
-
 def read_model(
     name: str, config: dict[str, Any], directory: str | None, rank: int
 ) -> dict[str, Any] | str:
@@ -197,15 +180,23 @@ def read_model(
         model = build_on_meta(native)
     except BadConfiguration as error:
         return str(error)
-    linears = linear_layers(model)
+    linears, architecture = linear_layers(model), _architecture(model)
+    # Parameters in the model's order, equal ones of different layers merged.
+    groups = Counter(
+        (_LAYER_NUMBER.sub("*", key), tuple(parameter.shape))
+        for key, parameter in model.named_parameters()
+    )
     process.stage("the tokenizer")
     description = Description(
         model=name,
         random_weights=bool(config.get("random_weights")),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        architecture=_architecture(model),
-        tensors=_tensors(model),
-        memory=_memory(model, linears),
+        architecture=architecture,
+        tensors=tuple(
+            Tensor(name=key, shape=shape, count=count, parameters=count * math.prod(shape))
+            for (key, shape), count in groups.items()
+        ),
+        memory=_memory(model, linears, architecture),
         adapters=lora_sizes(linears, rank),
         prompt=example_prompt(native, None if directory is None else Path(directory)),
     )
@@ -284,29 +275,15 @@ def lora_sizes(linears: Mapping[str, Any], rank: int) -> tuple[Adapter, ...]:
     for name, layer in linears.items():
         sizes[name.rsplit(".", 1)[-1]] += sum(layer.weight.shape)
     default = next((names for names in ATTENTION_TARGETS if set(names) <= set(sizes)), ())
-    choices: list[tuple[str, ...]] = [default] if default else []
-    if len(default) == 3:
-        choices.append((default[0], default[2]))
-    choices.append(tuple(sorted(sizes)))
+    choices = (default, default[::2] if len(default) == 3 else (), tuple(sorted(sizes)))
     return tuple(
         Adapter(targets=names, rank=rank, parameters=rank * sum(sizes[name] for name in names))
         for names in choices
+        if names
     )
 
 
-def _tensors(model: Any) -> tuple[Tensor, ...]:
-    """Return parameters in the model's order, equal ones of different layers merged."""
-    groups = Counter(
-        (_LAYER_NUMBER.sub("*", name), tuple(parameter.shape))
-        for name, parameter in model.named_parameters()
-    )
-    return tuple(
-        Tensor(name=name, shape=shape, count=count, parameters=count * math.prod(shape))
-        for (name, shape), count in groups.items()
-    )
-
-
-def _memory(model: Any, linears: Mapping[str, Any]) -> tuple[Memory, ...]:
+def _memory(model: Any, linears: Mapping[str, Any], shape: Architecture) -> tuple[Memory, ...]:
     everything = sum(parameter.numel() for parameter in model.parameters())
     matrices = sum(layer.weight.numel() for layer in linears.values())
     rest = 2 * (everything - matrices)
@@ -316,7 +293,6 @@ def _memory(model: Any, linears: Mapping[str, Any]) -> tuple[Memory, ...]:
         "int8": matrices + rest,
         "int4": matrices // 2 + 2 * matrices // INT4_GROUP + rest,
     }
-    shape = _architecture(model)
     # A key and a value for each layer of a decoder; an encoder keeps none.
     config = model.config
     decoding = getattr(config, "decoder_layers", None) or getattr(config, "num_decoder_layers", 0)

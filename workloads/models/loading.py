@@ -253,7 +253,6 @@ def with_new_weights(source: ModelSource, new: Sequence[str]) -> ModelSource:
 
 @contextlib.contextmanager
 def _explained(source: ModelSource, task: str, arguments: Mapping[str, Any]) -> Iterator[None]:
-    """Translate transformers' errors while loading a task's model."""
     try:
         yield
     except OSError as error:
@@ -284,7 +283,6 @@ _ODD = (LookupError, AttributeError, TypeError, ArithmeticError, AssertionError)
 
 
 def _unloadable(source: ModelSource, error: Exception) -> BadConfiguration:
-    """Return the error for what a library makes of odd configurations."""
     text = (str(error) or "no reason").splitlines()[0]
     return BadConfiguration(
         f"transformers cannot load the model in {source.path} by its configurations: "

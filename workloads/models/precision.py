@@ -9,7 +9,6 @@ After loading, ``inspect`` reads the weights' storage and refuses a model in ano
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import math
 from collections import Counter
@@ -19,7 +18,7 @@ from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workloads.base import BadConfiguration, Support, Unsupported
+from workloads.base import BadConfiguration, Support, Unsupported, require_package
 from workloads.devices import DEVICES, device_spec
 from workloads.models.products import origin_of
 from workloads.registry import ENGINES, engines_for
@@ -50,11 +49,8 @@ ALSO_CALLED = {
 }
 
 
-#: Install advice for other packages than the extra "quant".
-_INSTALLED_BY = {
-    "neural_compressor": "it is part of Habana's PyTorch image; elsewhere: "
-    "pip install neural-compressor-pt"
-}
+#: What pip installs for other packages than those of the extra "quant".
+_INSTALLED_BY = {"neural_compressor": "neural-compressor-pt (Habana's PyTorch image has it)"}
 
 
 def support(precision: str, device: str, engine: str = "", ability: str | None = None) -> Support:
@@ -84,7 +80,6 @@ def support(precision: str, device: str, engine: str = "", ability: str | None =
 
 
 def _declared(precision: str, device: str, engine: str) -> Support:
-    """Return an engine's own entry, else the device's."""
     spec = ENGINES.get(engine) if engine else None
     own = spec.precisions.get((precision, device)) if spec is not None else None
     return own or device_spec(device).precision(precision)
@@ -111,12 +106,7 @@ def require(precision: str, device: str, engine: str = "") -> Support:
     if not entry.supported:
         raise Unsupported(f"{precision} on {device}: {entry.reason}.")
     for package in entry.packages:
-        if importlib.util.find_spec(package) is None:
-            usual = f"install it with: pip install {package}"
-            raise Unsupported(
-                f"{precision} on {device} needs the package '{package}', which is not installed "
-                f"here; {_INSTALLED_BY.get(package, usual)}"
-            )
+        require_package(package, f"{precision} on {device}", _INSTALLED_BY.get(package, ""))
     return entry
 
 

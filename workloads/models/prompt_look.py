@@ -203,7 +203,6 @@ def _renderer(place: Path) -> Callable[[Sequence[Turn], bool], str]:
 
 
 def _tokenizer(place: Path) -> Any:
-    """Load a directory's tokenizer.json; None without one."""
     from tokenizers import Tokenizer
 
     try:

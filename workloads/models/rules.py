@@ -341,7 +341,6 @@ def no_tokenizer(directory: str, kind: CheckpointKind) -> tuple[str, str]:
 
 
 def _file_refusals(job: JobDescription, entry: ModelEntry, directory: Path) -> Iterator[Refusal]:
-    """Objections by a model's files."""
     parameters = job.parameters
     if not has_tokenizer(directory):
         if entry.kind != "random":

@@ -42,8 +42,6 @@ def draw_slide(picture: Picture, title: str) -> bytes:
 
 
 class _Slide:
-    """Shapes of a slide."""
-
     def __init__(self, slide: Any, inches_per_px: float, left_inches: float) -> None:
         self._shapes = slide.shapes
         self._scale = inches_per_px

@@ -219,8 +219,6 @@ def _error_text(kind: str, content: object) -> str:
 
 
 class _Load:
-    """A schedule on its way."""
-
     def __init__(
         self,
         target: Target,

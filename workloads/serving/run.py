@@ -338,7 +338,6 @@ class Windows:
         )
 
     def _timed(self, measured: Measured) -> list[int]:
-        """The repeats whose windows count."""
         return [s.repeat for s in measured.samples if not s.warmup and s.repeat in self.tables]
 
     def result_figures(self, measured: Measured) -> dict[str, float]:

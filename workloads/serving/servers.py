@@ -288,7 +288,6 @@ def free_port() -> int:
 
 
 def _wait_until_ready(server: Server, *, limit_s: float, silence_s: float) -> None:
-    """Wait for health, then for a token."""
     until = time.monotonic() + limit_s
     last, owned = "no answer", False
     while True:

@@ -36,7 +36,7 @@ def find_adapter(name: str) -> Path:
     root = product_root("adapter")
     for directory in (root / name, Path(name).expanduser()):
         if (directory / CONFIG).is_file():
-            refuse_odd_files(directory)
+            refuse_odd_files(directory, directory.stat().st_mtime_ns)
             return directory
     there = sorted(file.parent.name for file in root.glob(f"*/{CONFIG}"))
     close = difflib.get_close_matches(name, there, n=2, cutoff=0.5)

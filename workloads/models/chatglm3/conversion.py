@@ -59,16 +59,11 @@ class Converted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """A complete checkpoint in its original layout."""
-
     config: Mapping[str, Any]
     sizes: Sizes
     tensors: dict[str, TensorInfo]  # without dropped ones
     pieces: list[Piece] | None
-
-    @property
-    def bytes(self) -> int:
-        return sum(tensor.bytes for tensor in self.tensors.values())
+    bytes: int
 
 
 def convert(
@@ -159,19 +154,24 @@ def _read_source(source: Path) -> _Source:
     config = read_config(source)
     if not layout.is_original(config):
         architecture = kind_of(config).architecture
+        native = "; it is native already and needs no conversion"
         raise BadConfiguration(
             f"{source} is {architecture}, not ChatGLM3 in its original layout"
-            + (
-                "; it is native already and needs no conversion"
-                if architecture == "GlmForCausalLM"
-                else ""
-            )
+            f"{native if architecture == 'GlmForCausalLM' else ''}"
         )
     sizes = layout.sizes_of(config)
     stored = describe_tensors(source_files(source))
-    tensors = {name: t for name, t in stored.items() if not layout.is_dropped(name)}
+    # Left out: what is computed from the config.
+    redundant = "rotary_pos_emb.inv_freq"
+    tensors = {name: t for name, t in stored.items() if not name.endswith(redundant)}
     _check_tensors(source, tensors, sizes)
-    return _Source(config=config, sizes=sizes, tensors=tensors, pieces=_pieces(source, sizes))
+    return _Source(
+        config=config,
+        sizes=sizes,
+        tensors=tensors,
+        pieces=_pieces(source, sizes),
+        bytes=sum(tensor.bytes for tensor in tensors.values()),
+    )
 
 
 def _check_tensors(source: Path, tensors: Mapping[str, TensorInfo], sizes: Sizes) -> None:

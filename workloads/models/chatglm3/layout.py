@@ -297,11 +297,6 @@ def native_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
     }
 
 
-def is_dropped(name: str) -> bool:
-    """Tell if a tensor of the original layout is redundant (computed from the config)."""
-    return name.endswith("rotary_pos_emb.inv_freq")
-
-
 def native_parts(name: str, sizes: Sizes) -> dict[str, slice]:
     """Return the native tensors of an original one, by name, as rows of it."""
     native, shape = _tensors(sizes)[name]
