@@ -2,8 +2,8 @@
 
 A ``.safetensors`` file begins with the length of a JSON header (8 bytes, little-endian), the header
 with each tensor's type, shape and place, and then the values without a gap. A ``.bin`` file is a
-zip archive with a pickle of names and shapes, read here by an unpickler that knows five names; the
-format before torch 1.6 is read by torch. A file that says something else is named for what it is.
+zip archive with a pickle of names and shapes, read here by an unpickler that knows five names. A
+file that says something else is named for what it is.
 """
 
 from __future__ import annotations
@@ -17,15 +17,12 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-from workloads.base import BadConfiguration
+from workloads.base import BadConfiguration, DataMissing
 from workloads.inspection.checkpoints import FETCH, UnusableFile
 from workloads.inspection.process import stage
 from workloads.util import files
-
-if TYPE_CHECKING:
-    import torch
 
 #: Limit of a header, as in the safetensors library.
 HEADER_BYTES = 100_000_000
@@ -33,6 +30,8 @@ _PICKLE_BYTES = 64 * files.MIB
 #: Most tensors and dimensions that a file may declare.
 _MOST_TENSORS, _MOST_DIMENSIONS = 1_000_000, 16
 _ZIP = b"pk\x03\x04"
+#: In the first bytes, in lower case, of what torch before 1.6 saved.
+_BEFORE_1_6 = b"l\xfc\x9cf\xf9 j\xa8p\x19"
 #: First bytes, in lower case, of what is no weight file -> what it is, and the remedy.
 _OTHER_WEIGHTS = (
     (b"gguf", "a GGUF file: name the model that it was made from, in safetensors"),
@@ -57,27 +56,25 @@ class TensorInfo:
         return math.prod(self.shape) * (int(bits[0]) if bits else 8) // 8
 
 
-def describe_tensors(
-    weights: Iterable[Path], *, torch_allowed: bool = True
-) -> dict[str, TensorInfo]:
-    """Return every tensor's header in weight files, by name; no values are read. Raises DataMissing
-    for a damaged file, and BadConfiguration if two hold the same tensor."""
+def describe_tensors(weights: Iterable[Path]) -> dict[str, TensorInfo]:
+    """Return every tensor's header in weight files, by name; no values are read. Raises as
+    ``read_header``, and BadConfiguration if two files hold the same tensor."""
     tensors: dict[str, TensorInfo] = {}
     for file in weights:
-        for name, tensor in read_header(file, torch_allowed=torch_allowed).items():
+        for name, tensor in read_header(file).items():
             if name in tensors:
                 raise BadConfiguration(f"{tensors[name].file} and {file} both hold {name}")
             tensors[name] = tensor
     return tensors
 
 
-class NeedsTorch(Exception):
-    """Only torch can say what this file holds."""
+class OldFormat(DataMissing):
+    """A file in the format before torch 1.6, which libraries load and nothing here reads."""
 
 
-def read_header(file: Path, *, torch_allowed: bool = True) -> dict[str, TensorInfo]:
+def read_header(file: Path) -> dict[str, TensorInfo]:
     """Return the tensors of a weight file by name, in file order. Raises DataMissing for a damaged
-    file, and NeedsTorch for the format before torch 1.6 unless torch is ``torch_allowed``."""
+    file, and OldFormat."""
     size = 0
     stage(str(file))
     try:
@@ -98,11 +95,13 @@ def read_header(file: Path, *, torch_allowed: bool = True) -> dict[str, TensorIn
             if file.suffix == ".safetensors":
                 return _safetensors_header(file, content, size)
             if zipfile.is_zipfile(content):
-                return _zip_header(file, content, torch_allowed)
+                return _zip_header(file, content)
             if beginning.startswith(_ZIP):
                 raise ValueError("it is a zip archive without its end")
-        return _from_torch(file, torch_allowed)
-    except NeedsTorch:
+            if _BEFORE_1_6 in beginning:
+                raise OldFormat(f"{file} is in the format before torch 1.6: load it and save it")
+            raise ValueError("it is no file of torch.save")
+    except OldFormat:
         raise
     except Exception as error:  # arbitrary bytes make the libraries raise anything
         why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
@@ -190,7 +189,7 @@ class _Names(pickle.Unpickler):
         return pid[1]  # ("storage", type, key, location, size)
 
 
-def _zip_header(file: Path, content: BinaryIO, torch_allowed: bool) -> dict[str, TensorInfo]:
+def _zip_header(file: Path, content: BinaryIO) -> dict[str, TensorInfo]:
     with zipfile.ZipFile(content) as archive:
         entries = {info.filename.rpartition("/")[2]: info for info in archive.infolist()}
         if "data.pkl" not in entries:
@@ -199,37 +198,9 @@ def _zip_header(file: Path, content: BinaryIO, torch_allowed: bool) -> dict[str,
             raise ValueError(f"its data.pkl is larger than {_PICKLE_BYTES // files.MIB} MiB")
         with archive.open(entries["data.pkl"]) as pickled:
             state = _Names(pickled).load()
-    if isinstance(state, dict) and all(isinstance(value, _Stored) for value in state.values()):
-        return {
-            str(name): TensorInfo(file=file, shape=stored.shape, dtype=stored.dtype)
-            for name, stored in state.items()
-        }
-    return _from_torch(file, torch_allowed)  # holds more: torch says if it is a state
-
-
-def load_bin(file: Path) -> dict[str, torch.Tensor]:
-    """Load a file of torch.save by torch's restricted unpickler, which runs no code."""
-    import torch
-
-    try:
-        state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except RuntimeError as error:
-        if "mmap" not in str(error):
-            raise
-        state = torch.load(file, map_location="cpu", weights_only=True)  # pre-1.6 format
-    if not isinstance(state, dict) or not all(torch.is_tensor(v) for v in state.values()):
+    if not isinstance(state, dict) or not all(isinstance(v, _Stored) for v in state.values()):
         raise ValueError("it does not hold a plain dictionary of tensors")
-    return state
-
-
-def _from_torch(file: Path, torch_allowed: bool) -> dict[str, TensorInfo]:
-    if not torch_allowed:
-        raise NeedsTorch(file)
     return {
-        name: TensorInfo(
-            file=file,
-            shape=tuple(tensor.shape),
-            dtype=str(tensor.dtype).removeprefix("torch."),
-        )
-        for name, tensor in load_bin(file).items()
+        str(name): TensorInfo(file=file, shape=stored.shape, dtype=stored.dtype)
+        for name, stored in state.items()
     }

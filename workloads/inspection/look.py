@@ -23,7 +23,7 @@ from workloads.data.cache import cached_directory
 from workloads.inspection import checkpoints, configuration, process, tokenizers, weights
 from workloads.inspection.checkpoints import Objection, UnusableFile, read_object
 from workloads.inspection.families import FAMILIES, needed
-from workloads.inspection.headers import NeedsTorch, describe_tensors
+from workloads.inspection.headers import OldFormat, describe_tensors
 from workloads.util import files
 
 #: Limits of the process with torch, whose import alone takes seconds and up to a GB.
@@ -190,8 +190,8 @@ def _tensors(place: Path, task: str) -> tuple[list[Objection], str]:
             reason = "it has no 'metadata', without which transformers does not load it"
             return [Objection(index.name, reason, 'write "metadata": {} into it')], ""
     try:
-        stored = describe_tensors(checkpoints.weight_files(place), torch_allowed=False)
-    except NeedsTorch:
+        stored = describe_tensors(checkpoints.weight_files(place))
+    except OldFormat:
         return [], "its weights are in the format before torch 1.6"
     config = checkpoints.read_config(place)
     kind, described = config.get("model_type"), needed(config)

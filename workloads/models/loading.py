@@ -21,7 +21,7 @@ from typing import Any
 from workloads.base import BadConfiguration, DataMissing, Unsupported
 from workloads.data.cache import cached_directory
 from workloads.inspection.checkpoints import read_config, weight_files
-from workloads.inspection.headers import NeedsTorch, describe_tensors, read_header
+from workloads.inspection.headers import OldFormat, describe_tensors, read_header
 from workloads.inspection.look import LOADERS
 from workloads.inspection.process import stage
 from workloads.inspection.tokenizers import has_tokenizer
@@ -184,8 +184,8 @@ def _load(task: str, source: ModelSource, **arguments: Any) -> Any:
             reading = rules.reading_arguments(config, source.path, on_host=_on_host(arguments))
             arguments = {**arguments, **reading}
         for file in weight_files(Path(source.path)):
-            with contextlib.suppress(NeedsTorch):  # names the file that a library would not
-                read_header(file, torch_allowed=False)
+            with contextlib.suppress(OldFormat):  # names the file that a library would not
+                read_header(file)
         with _quiet():
             loaded, report = loader.from_pretrained(
                 source.path,

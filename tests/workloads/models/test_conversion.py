@@ -181,9 +181,12 @@ def test_a_truncated_file_is_named(tmp_path, state, form):
     refuse(source, tmp_path / "dst", DataMissing, "git lfs pull")
 
 
-def test_a_bin_file_runs_no_code(tmp_path, source):
-    torch.save({"x": print}, source / "pytorch_model.bin")
+def test_a_bin_file_runs_no_code(tmp_path, source, state):
+    file = source / "pytorch_model.bin"
+    torch.save({"x": print}, file)
     refuse(source, tmp_path / "dst", DataMissing, "pytorch_model.bin")
+    torch.save(state, file, _use_new_zipfile_serialization=False)
+    refuse(source, tmp_path / "dst", DataMissing, "before torch 1.6")
 
 
 PREFIX = "transformer.prefix_encoder.embedding.weight"
