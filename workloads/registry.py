@@ -456,11 +456,6 @@ def _metrics_of(spec: WorkloadSpec) -> Mapping[str, Metric]:
     return MappingProxyType(metrics)
 
 
-@cache
-def _declared_in_rows(model: type[Settings]) -> Mapping[str, Declaration]:
-    return MappingProxyType({**declarations(model), **removed_settings(model)})
-
-
 def work_version(workload: str) -> int:
     """Version of a workload's work now; 1 where it is not installed."""
     spec = WORKLOADS.get(workload)
@@ -500,7 +495,10 @@ def declared(workload: str, engine: str) -> Mapping[str, Declaration]:
 def declared_in_rows(workload: str, engine: str) -> Mapping[str, Declaration]:
     """As ``declared``, with settings that only rows of earlier versions have."""
     entry = WORKLOADS.get(workload)
-    return {} if entry is None else _declared_in_rows(entry.model(engine))
+    if entry is None:
+        return {}
+    model = entry.model(engine)
+    return MappingProxyType({**declarations(model), **removed_settings(model)})
 
 
 def load(name: str) -> Workload:

@@ -120,8 +120,6 @@ def _operate(names: list[Path]) -> Steps:
 
 
 def _drop_from_cache(paths: list[Path]) -> bool:
-    if not hasattr(os, "posix_fadvise"):
-        return False
     for path in paths:
         with path.open("rb") as content:
             try:

@@ -95,6 +95,15 @@ def find_model(name: str, *, weights: bool = True) -> ModelEntry:
     )
 
 
+def model_here(name: str) -> ModelEntry | None:
+    """Return the entry of a model, with or without weights; None if there is none, which is
+    reported where the model is looked up."""
+    try:
+        return find_model(name, weights=False)
+    except (WorkloadError, OSError):
+        return None
+
+
 def _described(name: str) -> tuple[_Kind, str, Mapping[str, Any]]:
     """Return kind, location and config.json (or model_index.json), fetched if only a hub has it."""
     kind: _Kind = "directory"

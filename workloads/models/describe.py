@@ -21,13 +21,13 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from workloads.base import BadConfiguration, WorkloadError
+from workloads.base import BadConfiguration
 from workloads.inspection import configuration, process
 from workloads.inspection.checkpoints import read_config, read_object
 from workloads.inspection.headers import describe_tensors
 from workloads.inspection.look import LIBRARY, LOADERS, look
 from workloads.models import hub
-from workloads.models.catalog import EMBEDDED, find_model
+from workloads.models.catalog import EMBEDDED, ModelEntry, find_model, model_here
 from workloads.models.chatglm3 import layout
 from workloads.models.loading import open_model
 from workloads.models.prompts import Prompt, example_prompt
@@ -111,8 +111,9 @@ def describe_model(name: str, *, lora_rank: int = 8) -> Description:
     Pipelines of several models are described by their parts, as their weight files have them.
     Raises DataMissing, or BadConfiguration if no task takes such a model.
     """
-    if _is_pipeline(name):
-        return _describe_pipeline(name)
+    entry = model_here(name)
+    if entry is not None and entry.checkpoint.pipeline:
+        return _describe_pipeline(entry)
     config, directory = _resolve(name)
     refuse_odd(config, directory)
     place = None if directory is None else str(directory)
@@ -127,18 +128,8 @@ def describe_model(name: str, *, lora_rank: int = 8) -> Description:
     return TypeAdapter(Description).validate_python(values)  # JSON has no tuples
 
 
-def _is_pipeline(name: str) -> bool:
-    path = Path(name).expanduser()
-    if name not in EMBEDDED and path.exists():
-        return os.path.isfile(path / "model_index.json")
-    try:
-        return find_model(name, weights=False).checkpoint.pipeline
-    except WorkloadError:
-        return False  # what resolves the name says why
-
-
-def _describe_pipeline(name: str) -> Description:
-    entry = find_model(name, weights=False)
+def _describe_pipeline(entry: ModelEntry) -> Description:
+    name = entry.name
     if entry.kind == "hub" and entry.location == name:
         raise BadConfiguration(
             f"{name} is a pipeline of several models ({entry.checkpoint.architecture}): its parts "

@@ -20,7 +20,7 @@ from workloads.data.shapes import Turn
 from workloads.inspection.look import READER, state_of
 from workloads.inspection.process import Ended
 from workloads.inspection.tokenizers import chat_template, compiled, special_tokens
-from workloads.models.catalog import find_model, known_config, positions_of
+from workloads.models.catalog import known_config, model_here, positions_of
 from workloads.models.prompts import message_of, turns_of
 from workloads.models.rules import narrow_layers
 from workloads.registry import ENGINES
@@ -86,13 +86,9 @@ def prompt_notes(job: JobDescription) -> Iterator[str]:
 
 def _look(job: JobDescription) -> PromptLook:
     """Look at the prompts of a job, if its model and data are here; embedded ones are our own."""
-    try:
-        entry = find_model(job.model, weights=False)
-        config = known_config(job.model) or {}
-    except (WorkloadError, OSError):
-        return PromptLook()
+    entry, config = model_here(job.model), known_config(job.model) or {}
     causal = not config.get("is_encoder_decoder") and config.get("model_type") != "chatglm"
-    if entry.kind == "embedded" or not causal:
+    if entry is None or entry.kind == "embedded" or not causal:
         return PromptLook()
     learned = "samples" in job.parameters
     size = job.batch_size if isinstance(job.batch_size, int) and not learned else 1

@@ -25,6 +25,7 @@ from workloads.models.catalog import (
     ModelEntry,
     find_model,
     known_config,
+    model_here,
     positions_of,
     refuse_name,
     whole_number,
@@ -267,26 +268,20 @@ def saving_refusals(model: str, name: str | None) -> Iterator[Refusal]:
 
 def is_protected(model: str) -> bool:
     """Tell if a local model has encrypted weights."""
-    try:
-        return bool(protected_files(Path(find_model(model, weights=False).location)))
-    except (WorkloadError, OSError):
-        return False
+    entry = model_here(model)
+    return entry is not None and bool(protected_files(Path(entry.location)))
 
 
 def text_refusals(job: JobDescription, task: str = "causal-lm") -> Iterator[Refusal]:
     """Objections to a job over texts, by the model's files or else its config."""
-    try:
-        entry = find_model(job.model, weights=False)
-        if entry.checkpoint.pipeline:
-            yield from look_refusals(job, task)
-            return
-        directory = Path(entry.location)
-        if os.path.isfile(directory / "config.json"):
-            yield from _file_refusals(job, entry, directory)
-    except (WorkloadError, OSError):
-        return  # reported where the model is looked up
+    if (entry := model_here(job.model)) is None:
+        return
+    directory = Path(entry.location)
+    if not entry.checkpoint.pipeline and os.path.isfile(directory / "config.json"):
+        yield from _file_refusals(job, entry, directory)
     yield from look_refusals(job, task)
-    yield from _position_refusals(job)
+    if not entry.checkpoint.pipeline:
+        yield from _position_refusals(job)
 
 
 #: Most objections to one model that a plan names.
@@ -309,14 +304,12 @@ def look_notes(job: JobDescription, task: str) -> Iterator[str]:
 
 def _look(job: JobDescription, task: str) -> Look:
     """Look at a model's directory, if it has one here; embedded ones are our own."""
-    try:
-        entry = find_model(job.model, weights=False)
-    except (WorkloadError, OSError):
+    entry = model_here(job.model)
+    if entry is None or entry.kind == "embedded":
         return Look()
     directory = Path(entry.location)
-    pipeline = entry.checkpoint.pipeline
-    described = pipeline or os.path.isfile(directory / "config.json")
-    if entry.kind == "embedded" or not described or not directory.is_dir():
+    described = entry.checkpoint.pipeline or os.path.isfile(directory / "config.json")
+    if not described or not directory.is_dir():
         return Look()
     engine = ENGINES.get(job.engine)
     begins = job.parameters.get("initial_weights")
@@ -377,10 +370,9 @@ def _file_refusals(job: JobDescription, entry: ModelEntry, directory: Path) -> I
 def quantised_refusals(job: JobDescription) -> Iterator[Refusal]:
     """Objections to generating with a quantised checkpoint: precision, reference of quality."""
     engine = ENGINES.get(job.engine)
-    try:
-        directory = Path(find_model(job.model, weights=False).location)
-    except (WorkloadError, OSError):
+    if (entry := model_here(job.model)) is None:
         return
+    directory = Path(entry.location)
     right = precisions_of(known_config(job.model) or {}, directory, device_spec(job.device))
     if right and job.precision not in right and engine is not None and not engine.own_loader:
         yield Refusal(

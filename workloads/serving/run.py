@@ -81,11 +81,6 @@ class Serving:
         assert self.source is not None
         return min(vocabulary_size(load_config(self.source).to_dict()) or tokens, tokens)
 
-    @property
-    def model(self) -> str:
-        """Its name in requests."""
-        return self.servers[0].command.model
-
 
 def _start_servers(
     request: Request, context: JobContext, limit_s: float, cards: Sequence[str]
@@ -212,7 +207,7 @@ class Load:
         api = self.parameters.api or ("completions" if self.dataset is None else "chat")
         return Target(
             urls=[server.url for server in self.serving.servers],
-            model=self.serving.model,
+            model=first.command.model,
             key=first.key,
             api=api,
             stream=self.parameters.stream,
