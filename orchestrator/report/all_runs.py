@@ -52,7 +52,19 @@ def read_all(results: Path) -> tuple[list[RunLine], Trends, list[str]]:
             damaged.append(f"{run}: {str(error).splitlines()[0]}")
             continue
         measured += [row for row in rows if row.final and row.metrics.throughput is not None]
-        lines.append(_line(results, run, rows))
+        summary = summarize(rows)
+        ends = [at for row in rows if (at := row.recorded_at or row.ended_at) is not None]
+        page = f"{run}/{run_files.REPORT}"
+        lines.append(
+            RunLine(
+                run=run,
+                at=max(ends, default=None),
+                jobs=len(summary.rows),
+                measured=summary.measured,
+                answer="".join(answers(summary)[:1]),
+                page=page if os.path.isfile(results / page) else "",
+            )
+        )
     return lines, trends_of(measured), damaged
 
 
@@ -177,17 +189,3 @@ def spark(trend: Trend, title: str) -> str:
         text_at(WIDE + 6, HIGH - 2, units.number(low, 3), "small"),
     ]
     return svg(title, *parts, size=(WIDE + 56, HIGH), kind="curve spark")
-
-
-def _line(results: Path, run: str, rows: Sequence[Measurement]) -> RunLine:
-    summary = summarize(rows)
-    ends = [at for row in rows if (at := row.recorded_at or row.ended_at) is not None]
-    page = f"{run}/{run_files.REPORT}"
-    return RunLine(
-        run=run,
-        at=max(ends, default=None),
-        jobs=len(summary.rows),
-        measured=summary.measured,
-        answer="".join(answers(summary)[:1]),
-        page=page if os.path.isfile(results / page) else "",
-    )

@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -88,7 +89,7 @@ def _members(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _findings(summary: Summary) -> dict[str, object]:
-    figures, underway = figure_data.figure_records(summary), summary.underway
+    records, underway = figure_data.figure_records(summary), summary.underway
     return {
         "run": summary.run,
         "verdict": summary.verdict,
@@ -115,7 +116,11 @@ def _findings(summary: Summary) -> dict[str, object]:
             "eta_s": finite(underway.status.eta_s),
             "silent_s": finite(underway.silent_s),
         },
-        "figures": dict(figure_data.without_empty({n: figures[n] for n in JSON_FIGURES})),
+        "figures": {
+            name: chain([first], records[name])
+            for name in JSON_FIGURES
+            if (first := next(records[name], None)) is not None
+        },
         "causes": [
             {
                 "state": str(cause.state),

@@ -6,7 +6,6 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -15,6 +14,7 @@ from orchestrator.analysis.metrics import PARTS, memory_kind, peak_memory_bytes
 from orchestrator.analysis.selection import Setting, described, stated_parameters
 from orchestrator.analysis.summary import Summary
 from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
 from orchestrator.util.format import csv_field, finite
 
 Record = dict[str, object]
@@ -29,19 +29,42 @@ def columns(*names: str, **paths: str) -> Callable[[Any], Record]:
 
 def figure_records(summary: Summary) -> dict[str, Iterator[Record]]:
     """Return the lazy records of every figure by file name, in the page's order."""
+    settings = summary.settings
+
+    def of(row: Measurement) -> Record:
+        return _work(settings[row.job_id]) | _ROW(row)
+
     return {
         "best-settings": _best(summary),
         "precision-by-batch-size": _cells(summary),
-        "throughput-against-batch-size": _curve(summary),
-        "throughput-against-latency": _fronts(summary),
-        "prompts": _prompts(summary),
+        "throughput-against-batch-size": (
+            record for record in _cells(summary) if record["state"] is State.SUCCEEDED
+        ),
+        "throughput-against-latency": (
+            of(row) | {"latency_p50_s": row.metrics.latency_p50_s, "on_front": on_front}
+            for front in summary.fronts
+            for on_front, rows in ((True, front.best), (False, front.beaten))
+            for row in rows
+        ),
+        "prompts": (
+            _PROMPTED(row) | _PROMPT(item)
+            for row in summary.rows
+            if row.state is State.SUCCEEDED
+            for _, item in row.items
+        ),
         "techniques": _effects(summary),
-        "training-steps": _steps(summary),
-        "scaling": _scaling(summary),
-        "roofline": _roofline(summary),
+        "training-steps": (of(one.row) | _STEP(one) for one in summary.steps),
+        "scaling": (
+            _work(one.setting) | _ROW(step.row) | {"base_cards": one.base.cards} | _SPEEDUP(step)
+            for one in summary.scalings
+            for step in one.steps
+        ),
+        "roofline": (of(share.row) | _SHARE(share) for share in summary.roofline.shares),
         "published": _published(summary),
         "served": _served(summary),
-        "cards": _cards(summary),
+        "cards": (
+            _LANE(lane) | _SPAN(span) for lane in summary.timeline.lanes for span in lane.spans
+        ),
     }
 
 
@@ -49,15 +72,6 @@ def figure_csv(summary: Summary) -> dict[str, str]:
     """Return file names and contents of the figures that have records."""
     figures = {name: list(records) for name, records in figure_records(summary).items()}
     return {f"{name}.csv": to_csv(records) for name, records in figures.items() if records}
-
-
-def without_empty(
-    figures: Mapping[str, Iterator[Record]],
-) -> Iterator[tuple[str, Iterator[Record]]]:
-    """Yield the figures that have a record."""
-    for name, records in figures.items():
-        if (first := next(records, None)) is not None:
-            yield name, chain([first], records)
 
 
 def to_csv(records: Iterable[Mapping[str, object]], names: Sequence[str] = ()) -> str:
@@ -146,6 +160,7 @@ _FIGURE = columns(
     unit="unit",
 )
 _FIGURE_ABOUT = columns("steps", "time", "software", "doubtful", "note", "source")
+_LANE = columns("node", "card", "accelerator")
 _SPAN = columns(
     start_s_since_epoch="start",
     end_s_since_epoch="end",
@@ -181,25 +196,6 @@ def _cells(summary: Summary) -> Iterator[Record]:
             yield _work(table.setting) | _ROW(row) | {"best": row.job_id in table.best}
 
 
-def _curve(summary: Summary) -> Iterator[Record]:
-    return (record for record in _cells(summary) if record["state"] is State.SUCCEEDED)
-
-
-def _fronts(summary: Summary) -> Iterator[Record]:
-    for front in summary.fronts:
-        for on_front, rows in ((True, front.best), (False, front.beaten)):
-            for row in rows:
-                own = {"latency_p50_s": row.metrics.latency_p50_s, "on_front": on_front}
-                yield _work(summary.settings[row.job_id]) | _ROW(row) | own
-
-
-def _prompts(summary: Summary) -> Iterator[Record]:
-    for row in summary.rows:
-        if row.state is State.SUCCEEDED:
-            for _, item in row.items:
-                yield _PROMPTED(row) | _PROMPT(item)
-
-
 def _effects(summary: Summary) -> Iterator[Record]:
     for effect in summary.effects:
         change = {"changed": effect.name, "before": effect.before, "after": effect.after}
@@ -211,23 +207,6 @@ def _effects(summary: Summary) -> Iterator[Record]:
                 "baseline_job_id": pair.base.job_id,
             }
             yield _work(effect.setting) | change | _PAIR(pair) | own
-
-
-def _steps(summary: Summary) -> Iterator[Record]:
-    for one in summary.steps:
-        yield _work(summary.settings[one.row.job_id]) | _ROW(one.row) | _STEP(one)
-
-
-def _scaling(summary: Summary) -> Iterator[Record]:
-    for one in summary.scalings:
-        for step in one.steps:
-            base = {"base_cards": one.base.cards}
-            yield _work(one.setting) | _ROW(step.row) | base | _SPEEDUP(step)
-
-
-def _roofline(summary: Summary) -> Iterator[Record]:
-    for share in summary.roofline.shares:
-        yield _work(summary.settings[share.row.job_id]) | _ROW(share.row) | _SHARE(share)
 
 
 def _published(summary: Summary) -> Iterator[Record]:
@@ -253,10 +232,3 @@ def _served(summary: Summary) -> Iterator[Record]:
                 marks = {"on_front": job_id in front, "knee": point is curve.knee}
                 own = point_of(point) | marks | {"job_id": job_id}
                 yield _work(served.setting) | about | own
-
-
-def _cards(summary: Summary) -> Iterator[Record]:
-    lane_of = columns("node", "card", "accelerator")
-    for lane in summary.timeline.lanes:
-        for span in lane.spans:
-            yield lane_of(lane) | _SPAN(span)

@@ -264,11 +264,14 @@ _EXPECTED = {State.UNSUPPORTED.value, State.PRUNED.value, State.OUT_OF_MEMORY.va
 
 def render(status: RunStatus, *, height: int | None = None) -> RenderableType:
     """Return the live display, with cards folded or counted to fit ``height``."""
+    left = ""
+    if status.eta_s:
+        left = f", {left_text(status.eta_s, status.eta_low_s, status.eta_high_s)} left"
     bar = Table.grid(padding=(0, 1))
     bar.add_row(
         Text(status.run, style="bold"),
         ProgressBar(total=max(1, status.total), completed=status.done, width=40),
-        Text(_times(status)),
+        Text(f"{status.done}/{status.total}  {duration(status.elapsed_s)}{left}"),
     )
     counts = Text(overflow="ellipsis", no_wrap=True)
     for state, count in sorted(status.counts.items()):
@@ -352,13 +355,6 @@ def _failure_lines(failures: Sequence[FailedAttempt], now: float) -> RenderableT
             Text(f"{failure.failure_class or 'failed'}: {shortened(failure.reason)}", style="dim"),
         )
     return table
-
-
-def _times(status: RunStatus) -> str:
-    left = ""
-    if status.eta_s:
-        left = f", {left_text(status.eta_s, status.eta_low_s, status.eta_high_s)} left"
-    return f"{status.done}/{status.total}  {duration(status.elapsed_s)}{left}"
 
 
 def _style(state: str) -> str:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from orchestrator.core.job import Accelerator, Job, Scalar
 from orchestrator.core.labels import MOST_NAMED
-from orchestrator.core.plan import Action, Plan, PlannedJob, Span
+from orchestrator.core.plan import Action, Plan, PlannedJob
 from orchestrator.core.topology import Node, legal_card_sets
 from orchestrator.planning.forecast import Forecast, cost_of_replicates, most_repeats
 from orchestrator.planning.planner import card_seconds
@@ -50,14 +50,6 @@ def duration_text(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def span_text(span: Span) -> str:
-    """Format as ``about 4 min 10 s``, or, if uncertain, a range with the most likely value."""
-    middle = duration_text(span.middle_s)
-    if span.high_s <= 1.5 * span.low_s or not span.high_s:
-        return f"about {middle}"
-    return f"{duration_text(span.low_s)} to {duration_text(span.high_s)} (most likely {middle})"
 
 
 def nodes_text(nodes: Sequence[Node]) -> str:
@@ -133,13 +125,6 @@ def _written(value: Scalar) -> str:
     return str(value) if plain else json.dumps(value, ensure_ascii=False)
 
 
-def _by_workload(plan: Plan) -> dict[str, list[PlannedJob]]:
-    groups: dict[str, list[PlannedJob]] = {}
-    for item in plan.jobs:
-        groups.setdefault(item.job.workload, []).append(item)
-    return groups
-
-
 def _table(items: Sequence[PlannedJob]) -> tuple[dict[str, str], list[Column]]:
     """Split the jobs' settings into shared and varying ones."""
     jobs = [item.job for item in items]
@@ -163,21 +148,17 @@ def _table(items: Sequence[PlannedJob]) -> tuple[dict[str, str], list[Column]]:
     return shared, columns
 
 
-def _listed(settings: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in settings.items())
-
-
-def _rows(columns: Sequence[Column]) -> Iterator[tuple[str, ...]]:
-    return zip(*(texts for _, texts in columns), strict=True)
-
-
 def summary_lines(plan: Plan) -> Iterator[str]:
     """Yield counts, card time and duration."""
     counts = Counter(item.action for item in plan.jobs)
     yield ", ".join(f"{counts[action]} {action}" for action in Action)
-    busy = card_seconds(plan)
+    busy, span = card_seconds(plan), plan.duration
+    takes = f"about {duration_text(span.middle_s)}"
+    if span.high_s and span.high_s > 1.5 * span.low_s:  # uncertain
+        low, high = duration_text(span.low_s), duration_text(span.high_s)
+        takes = f"{low} to {high} (most likely {duration_text(span.middle_s)})"
     yield (
-        f"{span_text(plan.duration)} from the command to the last row; "
+        f"{takes} from the command to the last row; "
         f"{busy / 3600:.2f} card-hours ({duration_text(busy)} of one card)"
     )
     if (cost := cost_of_replicates(plan)) is not None:
@@ -227,13 +208,15 @@ def print_plan(
 
     jobs = plural(len(plan.jobs), "job")
     write(f"Grid {plan.grid_name}: {jobs} on {nodes_text(plan.nodes)}\n")
-    groups = _by_workload(plan)
+    groups: dict[str, list[PlannedJob]] = {}
+    for item in plan.jobs:
+        groups.setdefault(item.job.workload, []).append(item)
     for workload, items in groups.items():
         shared, columns = _table(items)
         if len(groups) > 1:
             write(f"\n{workload}: {plural(len(items), 'job')}\n")
         if shared:
-            settings = _listed(shared)
+            settings = ", ".join(f"{name} {value}" for name, value in shared.items())
             if terminal is not None:
                 terminal.print(
                     f"Every job: {settings}", markup=False, highlight=False, soft_wrap=True
@@ -260,8 +243,8 @@ def _print_folded(columns: Sequence[Column], jobs: Sequence[PlannedJob], console
             no_wrap=not fold,
             min_width=min(24, console.width // 4) if heading == "reason" else None,
         )
-    for row, item in zip(_rows(columns), jobs, strict=True):
-        table.add_row(*map(Text, row), style=_STYLES[item.action])
+    for item, *texts in zip(jobs, *(texts for _, texts in columns), strict=True):
+        table.add_row(*map(Text, texts), style=_STYLES[item.action])
     console.print(table)
 
 
@@ -317,20 +300,16 @@ def plan_json(plan: Plan, forecast: Forecast | None = None) -> str:
         key = (job.accelerator, job.cards)
         if key not in sets:
             sets[key] = len(legal_card_sets(plan.nodes, *key))
-        lines.append(encode(_job_json(item, sets[key])))
+        line = {
+            "job_id": job.job_id,
+            "experiment": job.experiment,
+            **job.identity(),
+            "measure": asdict(job.measure),
+            "action": item.action.value,
+            "reason": item.reason,
+            "estimate_s": item.estimate_s,
+            "card_sets": sets[key],
+            "needs": list(item.needs),
+        }
+        lines.append(encode(line))
     return encode(head)[:-1] + ', "jobs": [\n' + ",\n".join(lines) + "\n]}"
-
-
-def _job_json(item: PlannedJob, card_sets: int) -> dict[str, object]:
-    job = item.job
-    return {
-        "job_id": job.job_id,
-        "experiment": job.experiment,
-        **job.identity(),
-        "measure": asdict(job.measure),
-        "action": item.action.value,
-        "reason": item.reason,
-        "estimate_s": item.estimate_s,
-        "card_sets": card_sets,
-        "needs": list(item.needs),
-    }
