@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -103,6 +103,9 @@ def render(
         listed = tuple(with_items(listed))
     points = interactive.prompt_points(listed)
     every = sections(summary) if summary.measured else ()
+    tops: dict[str, float] = {}  # of the bars, by unit
+    for ranking in summary.rankings:
+        tops[ranking.unit] = max(tops.get(ranking.unit, 0.0), interval(ranking.fastest)[1])
     template = environment().get_template("page.html.jinja")
     return template.render(
         summary=summary,
@@ -117,10 +120,10 @@ def render(
         cards_table=cards_table(summary.timeline),
         head_to_head=[one for one in every if one.id.startswith("head-")],
         sections=[one for one in every if not one.id.startswith("head-")],
-        warned=_warnings(summary),
+        warned=list(_warnings(summary)),
         timed=any(ranking.fastest.metrics.latency_p50_s for ranking in summary.rankings),
         metered=any(ranking.most_work_per_joule for ranking in summary.rankings),
-        tops=_tops(summary),
+        tops=tops,
         prompts=interactive.prompts_figure(listed, points, PROMPTS_TITLE),
         images=images_of(listed),
         profiles=profiles_of(listed),
@@ -142,17 +145,15 @@ def content_security_policy() -> str:
     )
 
 
-def _warnings(summary: Summary) -> list[str]:
-    warnings = []
+def _warnings(summary: Summary) -> Iterator[str]:
     for banner in summary.banners:
         part = "" if banner.count == banner.of else f" in {banner.count:,} of {banner.of:,} rows"
-        warnings.append(f"{banner.name}{part}")
+        yield f"{banner.name}{part}"
     if summary.raised:
-        warnings.append(units.plural(len(summary.raised), "flagged row"))
-    warnings += [f"more than one {fact.name}" for fact in summary.provenance.mixed]
+        yield units.plural(len(summary.raised), "flagged row")
+    yield from (f"more than one {fact.name}" for fact in summary.provenance.mixed)
     if summary.damaged:
-        warnings.append(units.plural(len(summary.damaged), "unreadable file"))
-    return warnings
+        yield units.plural(len(summary.damaged), "unreadable file")
 
 
 def _named(summary: Summary, row: Measurement) -> tuple[str, str]:
@@ -165,13 +166,6 @@ def _named(summary: Summary, row: Measurement) -> tuple[str, str]:
 def bar(row: Measurement, top: float) -> list[float]:
     """Return value, low and high of a row's throughput as percentages of ``top``."""
     return [round(100 * v / top, 2) if top else 0.0 for v in (throughput(row), *interval(row))]
-
-
-def _tops(summary: Summary) -> dict[str, float]:
-    tops: dict[str, float] = {}
-    for ranking in summary.rankings:
-        tops[ranking.unit] = max(tops.get(ranking.unit, 0.0), interval(ranking.fastest)[1])
-    return tops
 
 
 def _script() -> str:
@@ -240,7 +234,6 @@ def payload(
 ) -> Json:
     """Return the scripts' data on the listed rows as a JSON-able object."""
     return {
-        "run": visible(summary.run),
         "count": len(rows),
         "precisions": {
             name: SHAPES[precision_style(name)]
@@ -265,6 +258,15 @@ def _columns(
         if row.started_at is not None:
             attempts[row.job_id] = attempts.get(row.job_id, 0) + 1
     settings, labels = summary.settings, summary.labels
+
+    def commit(row: Measurement) -> str:
+        changed = " with uncommitted changes" if row.git_dirty else ""
+        return row.git_commit[:12] + changed if row.git_commit else ""
+
+    def details(row: Measurement) -> str:
+        figures = {m.title: f"{units.number(v)} {m.unit}".rstrip() for m, v in figures_of(row)}
+        return one_line(described({**figures, **row.details}), 900)
+
     texts: dict[str, Read] = {
         # ``page.js`` joins labels from their parts, of which there are few.
         "before": lambda r: f"{labels[r.job_id].where} {labels[r.job_id].work}".strip(),
@@ -276,9 +278,9 @@ def _columns(
         "reason": lambda r: one_line(r.reason, 900),
         "flags": lambda r: one_line("; ".join(map(str, summary.raised.get(r.job_id, ()))), 900),
         "warm_up": wording.warm_up,
-        "commit": _commit,
+        "commit": commit,
         "versions": lambda r: described(r.versions),
-        "details": _details,
+        "details": details,
         "log": lambda r: one_line(r.log or "", 300) if r.state is not State.SUCCEEDED else "",
     }
     texts |= {name: attrgetter(path) for name, path in _TEXTS.items()}
@@ -362,22 +364,11 @@ def _within_budget(texts: Iterable[str]) -> Iterable[str]:
         yield text
 
 
-def _details(row: Measurement) -> str:
-    figures = {m.title: f"{units.number(v)} {m.unit}".rstrip() for m, v in figures_of(row)}
-    return one_line(described({**figures, **row.details}), 900)
-
-
 def _outputs(row: Measurement) -> str:
     texts = [visible(item.output_text) for _, item in row.items if item.output_text is not None]
     return "\x1e".join(
         text if len(text) <= LONGEST_OUTPUT else text[:LONGEST_OUTPUT] + "…" for text in texts
     )
-
-
-def _commit(row: Measurement) -> str:
-    if not row.git_commit:
-        return ""
-    return row.git_commit[:12] + (" with uncommitted changes" if row.git_dirty else "")
 
 
 # ---------------------------------------------------------------- images

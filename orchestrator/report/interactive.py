@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from typing import Any
@@ -200,13 +200,21 @@ def cards_figure(
             letters, every = max(3, int((wide - 10) / 5.6)), names_of(row)
             name = next((n for n in every if len(n) <= letters), one_line(every[-1], letters))
             names.append(text_at(LEFT + x + 5, TOP + high * (number + 0.5) + 4, name, "inside"))
+    legend = []
+    for place, state in enumerate(states):
+        x = LEFT + 118 * place
+        legend.append(
+            f'<rect class="state s-{state.lower()}" x="{x}" y="3" width="9" height="9"/>'
+            + text_at(x + 13, 12, state, "small")
+        )
     tall = high * len(lanes)
     gaps = "".join(f"M{x - gap / 2:.1f} 0V{tall}" for _, x in begun[1:])
     bed = f"h{SPANS_WIDE}v{high - 2}h-{SPANS_WIDE}z"
     beds = "".join(f"M0 {high * number + 1}{bed}" for number in range(len(lanes)))
     return svg(
         title,
-        *_states_legend(states),
+        *legend,
+        text_at(WIDE, 12, "assigned", "small", "end"),
         f'<g class="spans" transform="translate({LEFT} {TOP})">',
         f'<path class="lane" d="{beds}"/><path class="ideal" d="{gaps}"/>',
         *rects,
@@ -216,14 +224,6 @@ def cards_figure(
         *_times(wall, scale, len(windows), TOP + tall + 14),
         size=(WIDE, TOP + tall + 20),
     )
-
-
-def _states_legend(states: Iterable[str]) -> Iterator[str]:
-    for place, state in enumerate(states):
-        x = LEFT + 118 * place
-        yield f'<rect class="state s-{state.lower()}" x="{x}" y="3" width="9" height="9"/>'
-        yield text_at(x + 13, 12, state, "small")
-    yield text_at(WIDE, 12, "assigned", "small", "end")
 
 
 def _lane_names(lanes: Sequence[Lane], high: int) -> Iterator[str]:

@@ -142,23 +142,19 @@ def scopes(table: Table) -> str:
 
 
 def token_times(row: Measurement) -> str:
-    """Format as ``first token 76 ms, then 8.4 ms a token (p99 12 ms)``."""
+    """Format as ``first token 76 ms, then 8.4 ms a token (p99 12 ms)``, or say why there is no 99th
+    percentile, where steps were kept and read."""
     metrics = row.metrics
     words = [] if metrics.ttft_s is None else [f"first token {units.seconds(metrics.ttft_s)}"]
     if metrics.tpot_p50_s is not None:
-        slowest = f" (p99 {units.seconds(metrics.tpot_p99_s)})" if metrics.tpot_p99_s else ""
-        slowest = slowest or _why_no_p99(row)
+        steps = sum(len(sample.step_s) for _, sample in row.samples if not sample.warmup)
+        needed, slowest = samples_needed(99, row.measure.confidence), ""
+        if metrics.tpot_p99_s:
+            slowest = f" (p99 {units.seconds(metrics.tpot_p99_s)})"
+        elif 0 < steps < needed:
+            slowest = f" (no p99: it needs {needed} steps, and there are {steps})"
         words.append(f"then {units.seconds(metrics.tpot_p50_s)} a token{slowest}")
     return ", ".join(words)
-
-
-def _why_no_p99(row: Measurement) -> str:
-    """Return why there is no 99th percentile; "" if steps were not kept or read."""
-    steps = sum(len(sample.step_s) for _, sample in row.samples if not sample.warmup)
-    needed = samples_needed(99, row.measure.confidence)
-    if not 0 < steps < needed:
-        return ""
-    return f" (no p99: it needs {needed} steps, and there are {steps})"
 
 
 def memory(row: Measurement) -> str:
@@ -231,7 +227,7 @@ def answers(summary: Summary) -> tuple[str, ...]:
     if summary.answers:
         return tuple(f"{one.question}: {one.sentence}." for one in summary.answers)
     if not summary.rankings:
-        return _nothing_ranked(summary) if summary.measured else _nothing_measured(summary)
+        return tuple(_nothing(summary))
     sentences = [*filter(None, map(_sides, summary.head_to_head))]
     # Rows without a comparison are no answer if others have one.
     compared = [one for one in summary.rankings if one.verdict is not Verdict.ALONE]
@@ -256,26 +252,24 @@ def contenders(ranking: Ranking, name: Callable[[Measurement], str]) -> str:
     return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _nothing_ranked(summary: Summary) -> tuple[str, ...]:
+def _nothing(summary: Summary) -> Iterator[str]:
+    """Yield why nothing is ranked, if there are rows."""
     measured = units.plural(summary.measured, "measured job")
-    if not summary.flagged:
-        return (f"Nothing can be ranked: {measured}, none of them with a throughput.",)
-    flags = [f"{len(one.rows):,} {one.flag.name}" for one in summary.flagged]
-    why = one_line(summary.flagged[0].rows[0][1], _REASON_LENGTH)
-    sentence = f"Nothing can be ranked: of {measured} {len(summary.raised):,} are flagged"
-    return (
-        f"{sentence} ({units.listed(flags)}), as in: {why}. --retry-flagged measures them again.",
-    )
-
-
-def _nothing_measured(summary: Summary) -> tuple[str, ...]:
-    if not summary.causes:
-        return ()
-    cause = summary.causes[0]
-    reason = one_line(without_rule(cause), _REASON_LENGTH) or "no reason was recorded"
-    jobs = f"{len(cause.rows):,} of {units.plural(len(summary.rows), 'job')}"
-    so_far = " so far" if summary.underway else ""
-    return (f"Nothing was measured{so_far}. {jobs} {cause.state}: {reason}",)
+    if summary.flagged:
+        flags = units.listed([f"{len(one.rows):,} {one.flag.name}" for one in summary.flagged])
+        why = one_line(summary.flagged[0].rows[0][1], _REASON_LENGTH)
+        yield (
+            f"Nothing can be ranked: of {measured} {len(summary.raised):,} are flagged ({flags}), "
+            f"as in: {why}. --retry-flagged measures them again."
+        )
+    elif summary.measured:
+        yield f"Nothing can be ranked: {measured}, none of them with a throughput."
+    elif summary.causes:
+        cause = summary.causes[0]
+        reason = one_line(without_rule(cause), _REASON_LENGTH) or "no reason was recorded"
+        jobs = f"{len(cause.rows):,} of {units.plural(len(summary.rows), 'job')}"
+        so_far = " so far" if summary.underway else ""
+        yield f"Nothing was measured{so_far}. {jobs} {cause.state}: {reason}"
 
 
 def _ranking(ranking: Ranking, summary: Summary) -> str:

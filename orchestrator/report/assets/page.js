@@ -79,11 +79,6 @@ function make(tag, attributes = {}, ...children) {
   element.append(...children);
   return element;
 }
-function save(name, type, text) {
-  const link = make("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-}
 
 // One tooltip for all figures. It repeats what the tables say, so nothing depends on it.
 const tip = byId("tip");

@@ -163,17 +163,6 @@ if (rowsTable) {
     if (!Number.isFinite(state.page)) state.page = state.page > 0 ? Math.ceil(matching.length / PAGE_ROWS) - 1 : 0;
     paint();
   });
-  byId("rows-csv").addEventListener("click", () => {
-    const names = Object.keys(data.columns).filter((name) => name !== "tail" && name !== "outputs");
-    const field = (value) => {
-      if (value === null || value === undefined) return "";
-      if (typeof value === "number") return String(value);
-      const text = /^[=+\-@\t]/.test(value) ? `'${value}` : value; // no spreadsheet computes it
-      return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-    };
-    const lines = [names.join(","), ...matching.map((row) => names.map((name) => field(get(name, row))).join(","))];
-    save(`${data.run || "nightgrid"}-rows.csv`, "text/csv", lines.join("\n") + "\n");
-  });
   showRow = (row) => {
     form.reset();
     form.elements.text.value = get("job_id", row);
