@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -54,41 +54,26 @@ LIMITS = {
 }
 #: Runs of up to this many jobs are shown whole.
 ORDINARY_ROWS = 10_000
-#: Limits on tables, winners and causes of larger runs.
-MOST_TABLES = 300
-MOST_WINNERS = 300
-MOST_CAUSES = 200
+#: Most tables, winners and causes, each, of larger runs.
+MOST_SHOWN = 300
 
 
 def page_part(summary: Summary) -> tuple[Summary, tuple[Measurement, ...], dict[str, int]]:
     """Return the summary as the page prints it, the rows it lists, and counts of what it omits."""
-    whole = len(summary.rows) <= ORDINARY_ROWS
-    shown = summary
-    if not whole:
-        shown = replace(
-            summary,
-            tables=summary.tables[:MOST_TABLES],
-            rankings=summary.rankings[:MOST_WINNERS],
-            causes=summary.causes[:MOST_CAUSES],
-        )
+    limited = ("tables", "rankings", "causes")
+    if len(summary.rows) <= ORDINARY_ROWS:
+        return summary, summary.rows, dict.fromkeys(("rows", *limited), 0)
+    cut = {name: getattr(summary, name)[:MOST_SHOWN] for name in limited}
+    shown = replace(summary, **cut)
     first = chain(
-        (row for row in summary.rows if row.state not in SETTLED),
-        (row for table in shown.tables for row in table.cells.values()),
-        summary.rows,
+        (row.job_id for row in summary.rows if row.state not in SETTLED),
+        (row.job_id for table in shown.tables for row in table.cells.values()),
+        (row.job_id for row in summary.rows),
     )
-    listed: dict[str, None] = {}
-    for row in first:
-        if len(listed) == ORDINARY_ROWS:
-            break
-        listed[row.job_id] = None
-    rows = summary.rows if whole else tuple(r for r in summary.rows if r.job_id in listed)
-    left_out = {
-        "rows": len(summary.rows) - len(rows),
-        "tables": len(summary.tables) - len(shown.tables),
-        "winners": len(summary.rankings) - len(shown.rankings),
-        "causes": len(summary.causes) - len(shown.causes),
-    }
-    return shown, rows, left_out
+    listed = set(islice(dict.fromkeys(first), ORDINARY_ROWS))
+    rows = tuple(row for row in summary.rows if row.job_id in listed)
+    left_out = {name: len(getattr(summary, name)) - len(part) for name, part in cut.items()}
+    return shown, rows, left_out | {"rows": len(summary.rows) - len(rows)}
 
 
 def render(

@@ -39,12 +39,16 @@ TOKEN = "token"
 
 
 class Verdict(Enum):
-    """Decision on a request."""
+    """Decision on a request: the status and the text of its answer."""
 
-    ALLOWED = "allowed"
-    SIGNED_IN = "signed in"  # the token was in the address: move it to a cookie
-    NO_TOKEN = "no token"
-    WRONG_HOST = "wrong host"
+    ALLOWED = 200, ""
+    SIGNED_IN = 303, ""  # the token was in the address: move it to a cookie
+    NO_TOKEN = (
+        401,
+        "This page is protected. Open it with the address that `nightgrid watch` has printed, "
+        "which ends in ?token=...\n",
+    )
+    WRONG_HOST = 421, "This server answers only to localhost, 127.0.0.1 and [::1].\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +117,6 @@ _SECURITY = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_NO_TOKEN = (
-    "This page is protected. Open it with the address that `nightgrid watch` has printed, "
-    "which ends in ?token=...\n"
-)
-_WRONG_HOST = "This server answers only to localhost, 127.0.0.1 and [::1].\n"
 #: What a report is also held to: it may not be framed nor share this origin.
 _FRAMED = "connect-src 'none'; frame-ancestors 'none'; sandbox allow-scripts allow-downloads"
 _REPORT_BYTES = 256 * files.MIB
@@ -169,16 +168,18 @@ class _Handler(BaseHTTPRequestHandler):
         address = urlsplit(self.path)
         # ``Message.get`` ignores case, unlike a plain mapping of headers.
         verdict = self.server.access.verdict(self.headers, address.query)  # type: ignore[arg-type]
-        if verdict is Verdict.WRONG_HOST:
-            self._answer(421, "text/plain", _WRONG_HOST.encode())
-        elif verdict is Verdict.NO_TOKEN:
-            self._answer(401, "text/plain", _NO_TOKEN.encode(), {"WWW-Authenticate": "Bearer"})
-        elif verdict is Verdict.SIGNED_IN:
+        if verdict is Verdict.ALLOWED:
+            self._page(address.path)
+            return
+        headers = {}
+        if verdict is Verdict.NO_TOKEN:
+            headers = {"WWW-Authenticate": "Bearer"}
+        if verdict is Verdict.SIGNED_IN:
             access = self.server.access
             cookie = f"{access.cookie_name}={access.token}; HttpOnly; SameSite=Strict; Path=/"
-            self._answer(303, "text/plain", b"", {"Set-Cookie": cookie, "Location": "/"})
-        else:
-            self._page(address.path)
+            headers = {"Set-Cookie": cookie, "Location": "/"}
+        status, text = verdict.value
+        self._answer(status, "text/plain", text.encode(), headers)
 
     do_HEAD = do_GET
 

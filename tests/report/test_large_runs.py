@@ -84,7 +84,7 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """A run that is large where thirty rows are ordinary, in a compacted file and some others."""
     monkeypatch.setattr(html, "ORDINARY_ROWS", 30)
     monkeypatch.setattr(reader, "ROWS_TOGETHER", 25)
-    monkeypatch.setattr(html, "MOST_TABLES", 2)
+    monkeypatch.setattr(html, "MOST_SHOWN", 2)
     rows = [*large_run(160, items=3), *every_state(items=2)]
     with Store(tmp_path, "overnight") as store:
         store.append(*rows[:60])
