@@ -165,7 +165,6 @@ class NodeAgent:
     def _watch(self, spawner: str) -> None:
         wait_for_end(spawner)
         self._spawner_gone.set()
-        self._responses.wake()
 
     def _respond(self, response: protocol.Response, request: protocol.Run | None = None) -> None:
         if request is not None and isinstance(response, protocol.Ended):

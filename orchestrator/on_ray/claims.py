@@ -14,7 +14,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -77,71 +77,6 @@ class Claim:
         return str(self.ray_node["NodeID"])
 
 
-class ForeignCards:
-    """Nodes with cards in use by others, and the run's turn (no queue: exclusive cluster)."""
-
-    def __init__(self, queue: RunQueue | None, gcs: Gcs, clock: Callable[[], float]) -> None:
-        self._queue, self._gcs, self._clock = queue, gcs, clock
-        self._standing: Standing | None = None
-        self._next_look = 0.0
-        self.nodes: dict[str, Node] = {}  # by id of the server, in part or as a whole
-        self._taken: set[str] = set()  # ids of those which Ray did not give us in our turn
-
-    def look(self) -> None:
-        """Ask for the place in the queue, if it is time to."""
-        if self._queue is not None and self._clock() >= self._next_look:
-            self._next_look = float("inf")  # until there is an answer
-            self._gcs.ask(self._queue.look, self._standing_came)
-
-    def _standing_came(self, value: Any) -> None:
-        """Store the place in the queue; keep the last if the GCS is silent; on errors, drop it."""
-        self._next_look = self._clock() + _QUEUE_S
-        if isinstance(value, Standing):
-            self._standing = value
-        elif not is_absence(value):
-            logging.getLogger(__name__).warning("there is no queue of runs here: %s", value)
-            self._queue = self._standing = None
-
-    @property
-    def in_turn(self) -> bool:
-        """Return whether the run may claim cards now."""
-        if self._queue is None:
-            return True
-        return self._standing is not None and self._standing.may_claim
-
-    def add(self, node: Node, *, taken: bool) -> None:
-        """Add a node; ``taken``: Ray has no free card on it."""
-        self.nodes[node.server_id] = node
-        if taken:
-            self._taken.add(node.server_id)
-
-    def remove(self, server_id: str) -> None:
-        """Remove a server whose cards others no longer use."""
-        self.nodes.pop(server_id, None)
-        self._taken.discard(server_id)
-
-    @property
-    def waits_for(self) -> str:
-        """Holders of the cards that the run waits for, for messages; empty if none."""
-        if self._queue is not None and self._standing is None:
-            return ""
-        if self._standing is not None and self._standing.why:
-            return self._standing.why
-        taken = [self.nodes[server_id] for server_id in self._taken]
-        if not taken:
-            return ""
-        kinds = "/".join(sorted({node.accelerator.value for node in taken}))
-        where = listed(sorted(node.name for node in taken))
-        others = self._queue.strangers if self._queue is not None else ()
-        who = f"; other programs on the cluster: {listed(list(others))}" if others else ""
-        return f"no run in the queue has the {kinds} cards of {where}, and they are not free{who}"
-
-    def leave(self) -> None:
-        """Give the place in the queue back."""
-        if self._queue is not None:
-            self._gcs.ask(self._queue.leave)
-
-
 @dataclass(slots=True, kw_only=True)
 class Claims:
     """The nodes claimed by one executor."""
@@ -157,9 +92,10 @@ class Claims:
     report: Callable[[Event], None]  # of joined nodes, and of cards that may come
     arrived: Callable[[Claim, ResponseBatch], None]  # of a joined node
     left: Callable[[Claim, Failure], None]  # a node that has left, and the failure
-    queue: InitVar[RunQueue | None] = None
+    queue: RunQueue | None = None  # None: the cluster is exclusive
     shared: SharedSpawner | None = None
-    foreign: ForeignCards = field(init=False)
+    #: Nodes with cards in use by others, in part or as a whole, by id of the server.
+    foreign: dict[str, Node] = field(default_factory=dict)
     by_node: dict[str, Claim] = field(default_factory=dict)  # by node id
     retry_at: dict[str, float] = field(default_factory=dict)
     _next_poll: float = 0.0
@@ -170,9 +106,11 @@ class Claims:
     _trouble: str = ""  # why the last claim came to nothing
     _looking: bool = False  # a query of the GCS is open
     _error: Exception | None = None  # what its answer leads to, for ``poll``
+    _standing: Standing | None = None  # the place in the queue
+    _next_queue: float = 0.0
+    _taken: set[str] = field(default_factory=set)  # servers with cards not given to us in our turn
 
-    def __post_init__(self, queue: RunQueue | None) -> None:
-        self.foreign = ForeignCards(queue, self.gcs, self.clock)
+    def __post_init__(self) -> None:
         self._polled_at = self._empty_since = self.clock()
 
     def of(self, node_id: str) -> Claim | None:
@@ -195,7 +133,9 @@ class Claims:
         if now < self._next_poll:
             return
         self._next_poll = now + self.poll_interval_s
-        self.foreign.look()
+        if self.queue is not None and now >= self._next_queue:
+            self._next_queue = float("inf")  # until there is an answer
+            self.gcs.ask(self.queue.look, self._standing_came)
         absent_s = now - self._polled_at
         patience_s = ORPHANED_AGENT_PATIENCE_S if self.gcs.replaced else AGENT_PATIENCE_S
         for claim in self.joined():
@@ -225,8 +165,46 @@ class Claims:
                 claim.channel.close()
             self._release(claim)
         self.by_node.clear()
-        self.foreign.leave()
+        if self.queue is not None:
+            self.gcs.ask(self.queue.leave)
         self.gcs.close(0.0 if self.gcs.silent_s else _CLOSE_S)
+
+    # ------------------------------------------------------------ cards of others
+
+    def _standing_came(self, value: Any) -> None:
+        """Store the place in the queue; keep the last if the GCS is silent; on errors, drop it."""
+        self._next_queue = self.clock() + _QUEUE_S
+        if isinstance(value, Standing):
+            self._standing = value
+        elif not is_absence(value):
+            logging.getLogger(__name__).warning("there is no queue of runs here: %s", value)
+            self.queue = self._standing = None
+
+    def _add_foreign(self, node: Node, *, taken: bool) -> None:
+        """Add a node with cards of others; ``taken``: Ray has no free card on it."""
+        self.foreign[node.server_id] = node
+        if taken:
+            self._taken.add(node.server_id)
+
+    def _remove_foreign(self, server_id: str) -> None:
+        self.foreign.pop(server_id, None)
+        self._taken.discard(server_id)
+
+    @property
+    def waits_for(self) -> str:
+        """Holders of the cards that the run waits for, for messages; empty if none."""
+        if self.queue is not None and self._standing is None:
+            return ""
+        if self._standing is not None and self._standing.why:
+            return self._standing.why
+        taken = [self.foreign[server_id] for server_id in self._taken]
+        if not taken:
+            return ""
+        kinds = "/".join(sorted({node.accelerator.value for node in taken}))
+        where = listed(sorted(node.name for node in taken))
+        others = self.queue.strangers if self.queue is not None else ()
+        who = f"; other programs on the cluster: {listed(list(others))}" if others else ""
+        return f"no run in the queue has the {kinds} cards of {where}, and they are not free{who}"
 
     # ------------------------------------------------------------ what the GCS says
 
@@ -238,14 +216,14 @@ class Claims:
             return
         now = self.clock()
         ray_nodes: Mapping[str, RayNode] = value
-        for server_id in self.foreign.nodes.keys() - ray_nodes.keys():
-            self.foreign.remove(server_id)
+        for server_id in self.foreign.keys() - ray_nodes.keys():
+            self._remove_foreign(server_id)
         for claim in list(self.by_node.values()):
             if claim.ray_id not in ray_nodes:
                 self.lose(claim, node_lost("Ray declared it dead"))
             elif not claim.joined and now - claim.since > CLAIM_PATIENCE_S:
                 self._trouble = f"the cards of {claim.node.name} are in use by others"
-                self.foreign.add(claim.node, taken=True)
+                self._add_foreign(claim.node, taken=True)
                 self.lose(claim, node_lost(self._trouble))
         try:
             self._claim_what_is_new(ray_nodes, now)
@@ -262,15 +240,24 @@ class Claims:
             new = unclaimed(node, self.by_node)
             if new is None:
                 continue
-            if not self.foreign.in_turn:
-                self.foreign.add(new, taken=new is not node)
+            standing = self._standing
+            in_turn = self.queue is None or (standing is not None and standing.may_claim)
+            if not in_turn:
+                self._add_foreign(new, taken=new is not node)
             elif self.retry_at.get(new.node_id, 0) <= now:
                 if new is not node:
-                    self.foreign.add(new, taken=True)
-                cards_here = cards_on_host(ray_nodes[node.node_id], wanted, ray_nodes)
-                self._claim(new, ray_nodes[node.node_id], cards_here)
+                    self._add_foreign(new, taken=True)
+                ray_node = ray_nodes[node.node_id]
+                address = ray_node["NodeManagerAddress"]
+                # They share the cores of the host: emulated nodes are on one.
+                cards_here = sum(
+                    other.server_cards
+                    for other in wanted
+                    if ray_nodes[other.node_id]["NodeManagerAddress"] == address
+                )
+                self._claim(new, ray_node, cards_here)
         self._report_more_cards(now)
-        if self.joined() or self.foreign.nodes:
+        if self.joined() or self.foreign:
             self._empty_since = now
         elif now - self._empty_since > CLAIM_PATIENCE_S + RETRY_S:
             kinds = "/".join(sorted(self.accelerators or Accelerator))
@@ -279,7 +266,7 @@ class Claims:
 
     def _report_more_cards(self, now: float) -> None:
         """Report the kinds of card of which more may come, if they have changed."""
-        kinds = frozenset(node.accelerator for node in self.foreign.nodes.values())
+        kinds = frozenset(node.accelerator for node in self.foreign.values())
         kinds = frozenset(Accelerator) if self.gcs.silent_s else kinds
         if kinds != self._reported:
             self._reported = kinds
@@ -345,7 +332,7 @@ class Claims:
             del self.by_node[node.node_id]
             self.retry_at[node.node_id] = self.clock() + RETRY_S
             self._trouble = f"{node.name} has no free {node.accelerator} card"
-            self.foreign.add(node, taken=True)
+            self._add_foreign(node, taken=True)
 
     def _facts_came(self, claim: Claim, value: HostFacts | Exception) -> None:
         """Mark the node as joined: its agent has the cards and is ready."""
@@ -378,7 +365,7 @@ class Claims:
             described = node_of(claim.ray_node, node.name, node.accelerator, indices)
             size = max(described.server_cards, node.server_cards)
             claim.node = replace(node, card_indices=indices, server_cards=size)
-        self.foreign.remove(node.server_id)
+        self._remove_foreign(node.server_id)
         claim.facts = value
         claim.channel = AgentChannel(
             claim.placed.agent,
@@ -400,7 +387,7 @@ class Claims:
         if trouble != self._trouble:
             logging.getLogger(__name__).warning("node left out: %s", trouble)
         self._trouble = trouble
-        self.foreign.remove(claim.node.server_id)
+        self._remove_foreign(claim.node.server_id)
         self.lose(claim, node_lost(trouble))
 
     def lose(self, claim: Claim, failure: Failure) -> None:
@@ -444,15 +431,6 @@ def unclaimed(node: Node, claims: Mapping[str, Claim]) -> Node | None:
         part_of=node.node_id,
         card_indices=tuple(index for index in node.card_indices if index not in taken)[:missing],
     )
-
-
-def cards_on_host(
-    ray_node: Mapping[str, Any], nodes: Collection[Node], ray_nodes: Mapping[str, Any]
-) -> int:
-    """Count the cards that share the cores of this node's host: emulated nodes share one host."""
-    address = ray_node["NodeManagerAddress"]
-    here = [n for n in nodes if ray_nodes[n.node_id]["NodeManagerAddress"] == address]
-    return sum(node.server_cards for node in here)
 
 
 def agent_failure(error: Exception) -> Failure:

@@ -497,7 +497,7 @@ class RayExecutor(WorkerPool):
             self._busy_at = self._clock()
         if self.claims.joined() and self._clock() - self._busy_at < _IDLE_S:
             return ""
-        return self.claims.foreign.waits_for
+        return self.claims.waits_for
 
     def close(self) -> None:
         """Stop every worker and release every card."""

@@ -202,18 +202,11 @@ class Outbox(Generic[T]):
         self._changed = threading.Condition()
         self._messages: deque[T] = deque()
         self._first = 1
-        self._woken = False
 
     def put(self, message: T) -> None:
         """Add one."""
         with self._changed:
             self._messages.append(message)
-            self._changed.notify()
-
-    def wake(self) -> None:
-        """Let ``pending`` return early."""
-        with self._changed:
-            self._woken = True
             self._changed.notify()
 
     def confirm(self, number: int) -> None:
@@ -224,10 +217,9 @@ class Outbox(Generic[T]):
                 self._first += 1
 
     def pending(self, timeout_s: float = 0.0) -> tuple[int, tuple[T, ...]]:
-        """Wait for a message or ``wake``; return the first number and all unconfirmed messages."""
+        """Wait for a message; return the first number and all unconfirmed messages."""
         with self._changed:
-            self._changed.wait_for(lambda: self._messages or self._woken, timeout_s)
-            self._woken = False
+            self._changed.wait_for(lambda: self._messages, timeout_s)
             return self._first, tuple(self._messages)
 
 

@@ -125,7 +125,7 @@ class Case:
 
     @property
     def held_cards(self) -> list[tuple[int, ...]]:
-        return [node.card_indices for node in self.claims.foreign.nodes.values()]
+        return [node.card_indices for node in self.claims.foreign.values()]
 
     def pass_s(self, seconds: float, *, silent: bool) -> None:
         for _ in range(int(seconds)):
@@ -344,14 +344,14 @@ def test_nothing_is_claimed_out_of_turn_and_nothing_given_up() -> None:
             look = case.store.asked[0][0].__name__ == "look"
             case.store.answer(waits if look else {"id-1": HPU_1})
     assert case.claims.by_node == {} and case.may_come == [{Accelerator.HPU}]
-    assert case.claims.foreign.waits_for == "first (on h) has the cards"
+    assert case.claims.waits_for == "first (on h) has the cards"
     case.pass_s(2, silent=False)
     case.store.answer(Standing(turn_due=False, may_claim=True, ahead=()))
     case.store.answer({"id-1": HPU_1})
-    assert list(case.claims.by_node) == ["id-1"] and case.claims.foreign.waits_for == ""
+    assert list(case.claims.by_node) == ["id-1"] and case.claims.waits_for == ""
     case.store.answer(None)  # no card is free
     assert case.claims.by_node == {} and case.may_come == [{Accelerator.HPU}]
-    assert case.claims.foreign.waits_for.endswith(
+    assert case.claims.waits_for.endswith(
         "not free; other programs on the cluster: python train.py"
     )
     for nodes in [{"id-1": HPU_1}] * 200 + [{}]:  # type: ignore[var-annotated]
@@ -359,7 +359,7 @@ def test_nothing_is_claimed_out_of_turn_and_nothing_given_up() -> None:
         while case.store.asked:
             about_nodes = case.store.asked[0][0].__name__ == "nodes"
             case.store.answer(nodes if about_nodes else None)
-    assert case.may_come == [{Accelerator.HPU}, set()] and case.claims.foreign.waits_for == ""
+    assert case.may_come == [{Accelerator.HPU}, set()] and case.claims.waits_for == ""
 
 
 def test_cards_of_a_node_that_others_give_back_are_claimed_later(monkeypatch) -> None:
@@ -436,7 +436,7 @@ def test_a_node_that_does_not_work_is_not_waited_for(monkeypatch: pytest.MonkeyP
     case.pass_s(1, silent=False)
     case.store.answer(broken)
     case.store.answer({"id-1": HPU_1})
-    assert case.may_come == [{Accelerator.HPU}, set()] and case.claims.foreign.waits_for == ""
+    assert case.may_come == [{Accelerator.HPU}, set()] and case.claims.waits_for == ""
 
 
 def test_a_cluster_that_can_have_no_queue_is_used_without_one() -> None:
