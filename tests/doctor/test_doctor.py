@@ -24,6 +24,7 @@ from orchestrator.doctor.checks import (
 )
 from orchestrator.doctor.probe import (
     engine_modules,
+    examine,
     hugepages_asked,
     import_errors,
     look_into,
@@ -39,6 +40,8 @@ from orchestrator.on_ray.examination import (
 )
 from orchestrator.util.host import MemoryUse
 from workloads.devices import CardFacts, Finding, Level
+from workloads.devices.cuda import CudaDevice
+from workloads.devices.monitor.host import CardTelemetry
 
 GIB = 2**30
 HERE = Versions(ray="2.60.0", python="3.10.12")
@@ -338,6 +341,17 @@ def test_packages_that_do_not_import_say_why(tmp_path, monkeypatch) -> None:
     assert found["ng_raises"] == "ValueError: no such card"
     assert found["ng_dies"] == found["csv"] == "the interpreter ended with 7"
     assert "json" not in found
+
+
+def test_a_node_says_which_of_its_cards_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = {0: CardTelemetry(lost="it has fallen off the bus"), 1: CardTelemetry()}
+    monkeypatch.setattr(CudaDevice, "telemetry", staticmethod(lambda: readings))
+    monkeypatch.setattr(CudaDevice, "inventory", staticmethod(dict))
+    monkeypatch.setattr(CudaDevice, "occupied", staticmethod(lambda index: None))
+    nothing: dict[str, Any] = {"packages": (), "engines": (), "places": (), "shared": None}
+    probe = examine(kind=Accelerator.GPU, timeout_s=60, **nothing)
+    found = judge(cluster(gaudi("gpu-01", probe, cards={Accelerator.GPU: 2}, cards_free=2)))
+    assert any("card 0 is lost: it has fallen" in one.message for one in found)
 
 
 def test_imports_that_hang_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,9 @@
-"""Examining a real Ray cluster, in which one node lacks a package and another is frozen."""
+"""Examining a real Ray cluster, which lacks a package, and in which a node is frozen."""
 
 from __future__ import annotations
 
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -38,20 +37,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def examined(bench, shared, tmp_path_factory):
+def examined(bench, shared):
     bench.wait_for(lambda event: isinstance(event, NodeJoined) and event.node.name == "hpu-1")
-    broken = tmp_path_factory.mktemp("broken")
-    (broken / "fake_workers.py").write_text("raise ImportError('gone')\n", encoding="ascii")
-    path = os.pathsep.join([str(broken), os.environ["PYTHONPATH"]])
     cluster = bench.cluster
-    with ThreadPoolExecutor() as side_by_side:
-        for name, variables in (("lacking", {"PYTHONPATH": path}), ("frozen", {})):
-            resources = {"emulated": 1, name: 1}
-            side_by_side.submit(
-                cluster.add_ray_node, name, num_cpus=0, resources=resources, env_vars=variables
-            )
-    # A node's first process starts for seconds; the frozen one gets four times the slowest's time.
-    ray.get(ray.remote(num_cpus=0, resources={"lacking": 0.1})(lambda: None).remote())
+    cluster.add_ray_node("frozen", num_cpus=0, resources={"emulated": 1})
     raylet = cluster.ray_nodes["frozen"].all_processes["raylet"][0].process.pid
     os.kill(raylet, signal.SIGSTOP)
     patience = pytest.MonkeyPatch()
@@ -59,16 +48,15 @@ def examined(bench, shared, tmp_path_factory):
     try:
         yield Examination(
             examine=examine,
-            packages=("csv", "fake_workers"),
+            packages=("csv", "nightgrid_none"),
             shared_dir=str(shared),
-            expected_nodes=7,
+            expected_nodes=6,
             timeout_s=TIMEOUT_S,
         ).of(cluster)
     finally:
         patience.undo()
         os.kill(raylet, signal.SIGCONT)
-        for name in ("lacking", "frozen"):
-            bench.remove(name)
+        bench.remove("frozen")
 
 
 def named(facts: ClusterFacts, name: str) -> NodeFacts:
@@ -80,13 +68,13 @@ def test_every_node_says_what_it_has(examined: ClusterFacts) -> None:
     assert cards["hpu-1"] == {Accelerator.HPU: 4}
     assert cards["gpu-1"] == {Accelerator.GPU: 2}
     assert cards["cpu-1"] == {Accelerator.CPU: 1}
-    assert cards["head"] == cards["lacking"] == {}
+    assert cards["head"] == {}
     assert [node.name for node in examined.nodes if node.head] == ["head"]
     assert examined.token  # a process without one was refused
     node = named(examined, "hpu-1")
     assert node.emulated and node.probe is not None and node.clock is not None
     assert node.probe.versions["ray"] == examined.driver.ray
-    assert node.probe.import_errors == {}
+    assert "csv" not in node.probe.import_errors
     assert abs(node.clock.offset_s) <= node.clock.bound_s < patience(2.0)
 
 
@@ -108,10 +96,10 @@ def test_cards_that_somebody_holds_are_not_free(examined: ClusterFacts) -> None:
     assert [f.message for f in held] == ["4 of 4 cards are held in Ray's accounts"]
 
 
-def test_a_node_that_lacks_a_package_is_named(examined: ClusterFacts) -> None:
-    found = [f for f in judge(examined) if f.check == "imports"]
-    assert [finding.where for finding in found] == ["lacking"]
-    assert "fake_workers does not import: ImportError: gone" in found[0].message
+def test_nodes_that_lack_a_package_are_named(examined: ClusterFacts) -> None:
+    found = {f.where: f.message for f in judge(examined) if f.check == "imports"}
+    assert found.keys() == {"head", "hpu-1", "gpu-1", "cpu-1"}
+    assert "nightgrid_none does not import: ModuleNotFoundError" in found["hpu-1"]
 
 
 def test_a_frozen_node_is_a_finding_and_not_a_hang(examined: ClusterFacts) -> None:
@@ -121,12 +109,12 @@ def test_a_frozen_node_is_a_finding_and_not_a_hang(examined: ClusterFacts) -> No
     assert exit_code(found) == CLUSTER_UNFIT
     told = "\n".join([*summary_lines(examined), *finding_lines(found)])
     assert "ERROR   frozen: it" in told and "hpu-1, 4 HPU" in told
-    assert "7 expected nodes" in told  # it has six
+    assert "6 expected nodes" in told  # it has five
 
 
 def test_the_shared_directory_is_found_shared_and_left_clean(examined, shared) -> None:
     answered = [node.probe for node in examined.nodes if node.probe is not None]
-    assert len(answered) == 5
+    assert len(answered) == 4
     assert all(
         probe.shared and probe.shared.readable and probe.shared.written for probe in answered
     )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Collection
 from pathlib import Path
-from typing import Any, cast
 
 import pyarrow.parquet as pq
 import pytest
@@ -14,7 +12,6 @@ from command_line import started
 from outside_device import offer
 from patience import patience
 
-from orchestrator.core.errors import CLUSTER_DOUBTFUL, CLUSTER_UNFIT
 from orchestrator.core.job import State
 from orchestrator.store.store import Store
 
@@ -48,22 +45,17 @@ experiments:
 """
 
 
-def output_of(command: subprocess.Popen[str], codes: Collection[int] = (0,)) -> str:
+def output_of(command: subprocess.Popen[str]) -> str:
     output, _ = command.communicate(timeout=patience(180))
-    assert command.returncode in codes, output
+    assert command.returncode == 0, output
     return output
-
-
-def answered(output: str) -> dict[str, Any]:
-    answer, _ = json.JSONDecoder().raw_decode(output[output.index("{") :])
-    return cast("dict[str, Any]", answer)
 
 
 def test_a_card_that_fails_every_job_is_named_and_the_night_succeeds(tmp_path: Path) -> None:
     (tmp_path / "sick_card.py").write_text(WORKLOAD)
     offer(tmp_path, {"sick": "sick_card:SPEC"}, "nightgrid.workloads")
-    (tmp_path / "grid.yaml").write_text(GRID.replace("NUMBERS", str(list(range(12)))))
-    words = ("run", "grid.yaml", "--emulate", "1x3:HPU", "--no-restart")
+    (tmp_path / "grid.yaml").write_text(GRID.replace("NUMBERS", str(list(range(8)))))
+    words = ("run", "grid.yaml", "--emulate", "1x2:HPU", "--no-restart")
     output = output_of(started(*words, cwd=tmp_path))
     rows = Store.existing(tmp_path / "results", "sick").measurements()
     failed = [row for row in rows if row.state is State.FAILED]
@@ -72,7 +64,7 @@ def test_a_card_that_fails_every_job_is_named_and_the_night_succeeds(tmp_path: P
         "the card is quarantined, whether its jobs have worked elsewhere or not"
     )
     worked = {row.job_id: row.reason for row in rows if row.state is State.SUCCEEDED}
-    assert len(worked) == 12
+    assert len(worked) == 8
     assert {worked[row.job_id] for row in failed} == {"measured; it failed on hpu-1/HPU1"}
     assert "Cards on which jobs failed that worked elsewhere" in output
 
@@ -110,9 +102,7 @@ LOOK = {
 LOST = "BOARD0 is left out: it has fallen off the bus"
 
 
-def test_a_card_goes_on_without_the_lost_one_and_plan_doctor_and_report_name_that(
-    tmp_path: Path,
-) -> None:
+def test_a_card_goes_on_without_the_lost_one_and_plan_and_report_name_that(tmp_path: Path) -> None:
     """Behind a lost card CUDA may count anew: the others are shown by UUID while they are taken."""
     (tmp_path / "board.py").write_text(DEVICE)
     looks = WORKLOAD.replace('stop_reason="max_repeats"', 'stop_reason="max_repeats", details=LOOK')
@@ -122,13 +112,10 @@ def test_a_card_goes_on_without_the_lost_one_and_plan_doctor_and_report_name_tha
         points.write("[nightgrid.devices]\nboard = board:SPEC\n")
     grid = GRID.replace("NUMBERS", "[0, 1]").replace("HPU", "BOARD")
     (tmp_path / "grid.yaml").write_text(grid)
-    commands = (
-        ("run", "grid.yaml", "--no-restart"),
-        ("plan", "grid.yaml", "--json"),
-        ("doctor", "--import", "csv", "--json"),
-    )
-    run, planning, examining = [started(*words, cwd=tmp_path) for words in commands]
-    plan = answered(output_of(planning))
+    commands = (("run", "grid.yaml", "--no-restart"), ("plan", "grid.yaml", "--json"))
+    run, planning = [started(*words, cwd=tmp_path) for words in commands]
+    planned = output_of(planning)
+    plan, _ = json.JSONDecoder().raw_decode(planned[planned.index("{") :])
     assert plan["nodes"][0]["cards"] == 1
     [noted] = [note for note in plan["host_notes"] if LOST in note]
     output = output_of(run)
@@ -142,5 +129,3 @@ def test_a_card_goes_on_without_the_lost_one_and_plan_doctor_and_report_name_tha
         assert details["has now"] == "1"
     assert f"note: {noted}" in output
     assert "! Lost cards in 2 of 2 rows" in output and LOST in output
-    doctor = answered(output_of(examining, codes=(CLUSTER_DOUBTFUL, CLUSTER_UNFIT)))
-    assert any("card 0 is lost" in finding["message"] for finding in doctor["findings"])

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import outside_device
@@ -321,53 +317,3 @@ def test_a_node_of_another_packages_device_joins_works_and_takes_everything_alon
     workers = bench.start(card)
     assert bench.ended(bench.run((card,), workers, "ok")).outcome.state is State.SUCCEEDED
     bench.stop(*workers)
-
-
-_DRIVER = """
-import time
-from orchestrator.core.topology import parse_emulation
-from orchestrator.core.events import NodeJoined, StartWorker, WorkerReady
-from orchestrator.on_ray.local_cluster import emulate
-from orchestrator.on_ray.executor import RayExecutor
-
-with emulate(parse_emulation("1x2", [])) as cluster:
-    executor = RayExecutor(run="r", factory="fake_workers:FakeWorker", preload=())
-    while True:
-        for event in executor.events(1.0):
-            if isinstance(event, NodeJoined):
-                executor.perform(StartWorker(worker_id="w", card=event.node.cards[0]))
-            if isinstance(event, WorkerReady):
-                print(cluster.directory, event.info.pid, flush=True)
-"""
-
-
-def test_nothing_is_left_of_a_driver_that_was_killed() -> None:
-    """By themselves Ray's agents stay for a minute."""
-    here, root = Path(__file__).parent, Path(__file__).parents[2]
-    driver = subprocess.Popen(
-        [sys.executable, "-c", _DRIVER],
-        env=os.environ | {"PYTHONPATH": f"{here}{os.pathsep}{root}"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert driver.stdout is not None
-    temp_dir, pid = driver.stdout.readline().split()
-    assert alive(int(pid))
-
-    def remaining() -> list[str]:
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(OSError, psutil.Error):
-                environment = Path(f"/proc/{process.pid}/environ").read_text(errors="replace")
-                files = (file.path for file in process.open_files())
-                if temp_dir in environment or any(file.startswith(temp_dir) for file in files):
-                    found.append(" ".join(process.cmdline())[:120])
-        return found
-
-    assert len(remaining()) > 3
-    driver.kill()
-    driver.wait()
-    driver.stdout.close()
-    assert until(lambda: not remaining(), 30, every_s=0.2), remaining()
-    assert gone_soon(int(pid))
-    assert until(lambda: not Path(temp_dir).exists(), 30)
