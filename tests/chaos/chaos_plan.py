@@ -16,9 +16,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of fault: what it does, and how often it is chosen beyond the least."""
+    """One kind of fault (docs/rehearsal.md has how), and how often it is chosen beyond the
+    least."""
 
-    how: str  # for docs/rehearsal.md
     weight: int = 1
     heavy: bool = False  # the whole cluster is gone for a while
     harmless: bool = False  # no attempt may end because of it
@@ -27,67 +27,31 @@ class Kind:
 ON_A_FULL_DISK = "kill the driver on a full disk"
 ALL_AT_ONCE = "kill all of a run at once"
 KINDS: Mapping[str, Kind] = {
-    "kill a worker": Kind(how="`kill -9` while its job runs", weight=8),
-    "segfault a worker": Kind(how="SIGSEGV while its job runs", weight=4),
-    "freeze a worker": Kind(
-        how="SIGSTOP: it says nothing more and ignores everything but `kill -9`", weight=2
-    ),
-    "kill a node's agent": Kind(how="`kill -9` of the Ray actor above a node's workers", weight=2),
-    "freeze a node's agent": Kind(how="SIGSTOP for 8 s", harmless=True),
-    "kill a spawner": Kind(how="`kill -9` of the parent of a node's workers", weight=1),
-    "kill a raylet": Kind(how="`kill -9`; the server is back 6 s later", weight=1),
-    "freeze a raylet": Kind(how="SIGSTOP for 6 s, harmless, or for 30 s, when Ray gives it up"),
-    "fill the disk": Kind(how="the results' small file system is full for 8 s", harmless=True),
-    "fill the log's disk": Kind(
-        how="the file system of the driver's output and the workers' logs is full for 8 s, "
-        "while jobs print",
-        harmless=True,
-    ),
-    "start a second driver": Kind(how="the same command again: it is refused", harmless=True),
-    "open a copied run": Kind(
-        how="a copy of the run's directory is run by another driver on the same cluster",
-        harmless=True,
-    ),
-    "plant symlinks": Kind(
-        how="links at the names that logs and temporary files get next lead to files outside",
-        harmless=True,
-    ),
-    "corrupt the lock": Kind(
-        how="`driver.lock` holds garbage while another driver comes: it is refused", harmless=True
-    ),
-    "corrupt the status": Kind(
-        how="`status.json` holds garbage; `nightgrid status` is asked", harmless=True
-    ),
-    "step the clock": Kind(
-        how="the driver's wall clock jumps by 2 h forth or back, and returns 20 s later "
-        "(`clock_step.c`)",
-        harmless=True,
-    ),
-    "freeze the driver": Kind(how="SIGSTOP for 20 s", harmless=True),
-    "kill the driver": Kind(
-        how="`kill -9`; one bit of one row's file flips; `nightgrid run --resume`"
-    ),
-    ON_A_FULL_DISK: Kind(
-        how="the same when the results' file system has been full for 4 s; with room again, rows "
-        "are made of the outcomes that the nodes have kept"
-    ),
-    ALL_AT_ONCE: Kind(
-        how="`kill -9` of the driver, and within a second of the next one's start of that one, its "
-        "supervisor and all agents, spawners and workers at once"
-    ),
-    "kill the driver under its supervisor": Kind(
-        how="`kill -9` of the process that `nightgrid run` watches: it starts the next one"
-    ),
-    "kill the control store": Kind(
-        how="`kill -9` of gcs_server; the head is started on the same port 6 s later", heavy=True
-    ),
-    "freeze the control store": Kind(
-        how="SIGSTOP of gcs_server for 45 s", heavy=True, harmless=True
-    ),
-    "restart the head": Kind(how="SIGTERM to its `ray start`, and the same again", heavy=True),
-    "restart the cluster": Kind(
-        how="all of Ray is killed on all servers and started again", heavy=True
-    ),
+    "kill a worker": Kind(weight=8),
+    "segfault a worker": Kind(weight=4),
+    "freeze a worker": Kind(weight=2),
+    "kill a node's agent": Kind(weight=2),
+    "freeze a node's agent": Kind(harmless=True),
+    "kill a spawner": Kind(),
+    "kill a raylet": Kind(),
+    "freeze a raylet": Kind(),
+    "fill the disk": Kind(harmless=True),
+    "fill the log's disk": Kind(harmless=True),
+    "start a second driver": Kind(harmless=True),
+    "open a copied run": Kind(harmless=True),
+    "plant symlinks": Kind(harmless=True),
+    "corrupt the lock": Kind(harmless=True),
+    "corrupt the status": Kind(harmless=True),
+    "step the clock": Kind(harmless=True),
+    "freeze the driver": Kind(harmless=True),
+    "kill the driver": Kind(),
+    ON_A_FULL_DISK: Kind(),
+    ALL_AT_ONCE: Kind(),
+    "kill the driver under its supervisor": Kind(),
+    "kill the control store": Kind(heavy=True),
+    "freeze the control store": Kind(heavy=True, harmless=True),
+    "restart the head": Kind(heavy=True),
+    "restart the cluster": Kind(heavy=True),
 }
 #: Kinds for which the results, or the logs, lie on a small file system of their own.
 NEED_SMALL_DISKS = ("fill the disk", "fill the log's disk", ON_A_FULL_DISK)
