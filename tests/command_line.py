@@ -143,7 +143,7 @@ class Head:
         assert self.logs is not None
         return (self.logs / path).read_bytes()
 
-    json_in = JobServer.json_in
+    answer, json_in = JobServer.answer, JobServer.json_in
 
     def call(self, function: Callable[..., Any]) -> Any:
         assert function is nodes_here
@@ -166,12 +166,14 @@ class Head:
         self,
         arguments: Sequence[str],
         *,
+        results: str = "",
         timeout_s: float = 0.0,
         may_fail: bool = False,
     ) -> str:
+        where = ["--results", results] if results else []
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            code = main(list(arguments))
+            code = main([*arguments, *where])
         if code and not may_fail:
             raise HeadJobFailed(f"{self.address}: {printed.getvalue()}")
         return printed.getvalue().strip()

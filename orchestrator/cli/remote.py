@@ -10,7 +10,13 @@ from orchestrator.core.errors import StoreError, SubmitError
 from orchestrator.driver.plan import note_packages_at, refuse_files, refuse_sent_by_another
 from orchestrator.grid import grid_path
 from orchestrator.grid.parser import Grid, load_grid
-from orchestrator.on_ray.jobs import JobServer, Submission, ask_json, new_submission_id, owner_of
+from orchestrator.on_ray.jobs import (
+    JobServer,
+    Submission,
+    directory_there,
+    new_submission_id,
+    owner_of,
+)
 from orchestrator.on_ray.run_queue import RESULTS
 from orchestrator.on_ray.run_status import RunCopy
 from orchestrator.store.files import is_address, request_stop
@@ -296,7 +302,7 @@ def _request_there(args: argparse.Namespace) -> tuple[str, int]:
     name = job.run if job is not None and job.run else args.id
     command = ["stop", name, *(["--now"] if args.now else [])]
     try:
-        answer = ask_json(server, command, args.results, job)
+        answer = server.answer(command, directory_there(args.results, job))
         return str(answer["run"]), int(answer["requests"])
     except SubmitError:
         if job is None or job.over:

@@ -25,8 +25,6 @@ from orchestrator.on_ray.jobs import (
     JobInfo,
     JobServer,
     NoAnswer,
-    ask_json,
-    ask_there,
     directory_there,
 )
 from orchestrator.on_ray.run_status import (
@@ -161,9 +159,9 @@ def _one_there(args: argparse.Namespace) -> int:
         elif time.time() - sent_at < _START_S:
             lines.append("  its driver has not reported yet")
         elif args.json:
-            fields["run_status"] = ask_json(server, ["status", name], results, job)
+            fields["run_status"] = server.answer(["status", name], results)
         else:
-            lines.append(ask_there(server, ["status", name], results, job))
+            lines.append(server.ask(["status", name], results=results))
     except SubmitError as error:
         failed = isinstance(error, HeadJobFailed)
         if job is None and failed:
@@ -281,7 +279,7 @@ def _there(args: argparse.Namespace) -> list[RunEntry]:
         newest = served[: args.last]
         return with_sent([entry_by_status(one.run, one.status) for one in newest], jobs)
     try:
-        entries = ask_json(server, ["runs", "--last", str(args.last)], args.results)
+        entries = server.answer(["runs", "--last", str(args.last)], place)
     except SubmitError:
         if not any(job.run and not job.over for job in jobs):
             raise

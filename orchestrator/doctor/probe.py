@@ -25,7 +25,7 @@ from orchestrator.core.job import Accelerator
 from orchestrator.on_ray.examination import Probe, SharedFacts, Space
 from orchestrator.util.host import complete_environment, home_problem, meminfo, memory_use, text_of
 from orchestrator.worker.environment import driver_version, kernel, versions
-from workloads.devices import CardFacts
+from workloads.devices import CardFacts, device_class
 from workloads.engines import ENGINES
 
 #: Packages that every node imports for jobs, by import name.
@@ -61,6 +61,7 @@ def examine(
     complete_environment()
     modules = engine_modules(kind, engines, versions()) if kind is not None else ()
     memory = meminfo()
+    governors = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
     cstate = text_of(Path("/sys/module/intel_idle/parameters/max_cstate")).strip()
     return Probe(
         hostname=socket.gethostname(),
@@ -71,7 +72,7 @@ def examine(
         driver_version=driver_version(kind) if kind else None,
         kernel=kernel(),
         kernel_arguments=text_of(Path("/proc/cmdline")).strip(),
-        governors=_governors(),
+        governors=dict(Counter(filter(None, (text_of(file).strip() for file in governors)))),
         max_cstate=int(cstate) if cstate.isdecimal() else None,
         hugepages_asked=hugepages_asked(Path("/")),
         hugepages_total=memory.get("HugePages_Total", 0),
@@ -181,8 +182,6 @@ def locks_missing(path: str) -> str:
 def _cards(kind: Accelerator | None) -> tuple[CardFacts, ...]:
     if kind is None:
         return ()
-    from workloads.devices import device_class
-
     device = device_class(kind.device)
     known = device.inventory()
     return tuple(
@@ -196,12 +195,6 @@ def _cards(kind: Accelerator | None) -> tuple[CardFacts, ...]:
         )
         for index, card in sorted(device.telemetry().items())
     )
-
-
-def _governors() -> dict[str, int]:
-    """Return frequency governors of the cores; empty if the kernel has none."""
-    files = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
-    return dict(Counter(filter(None, (text_of(file).strip() for file in files))))
 
 
 def hugepages_asked(root: Path) -> dict[str, int]:

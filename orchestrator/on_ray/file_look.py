@@ -16,6 +16,9 @@ from orchestrator.on_ray.cluster import connect
 from orchestrator.on_ray.jobs import ANSWER_S, JobServer, is_job_address
 from orchestrator.util import output
 from orchestrator.util.format import plural
+from workloads.base import JobDescription
+from workloads.registry import find_workload
+from workloads.rules import refusals
 
 #: Most jobs of a grid that are looked at: those of one model, data and settings are one.
 _MOST_JOBS = 500
@@ -84,11 +87,11 @@ def _refusals(jobs: Sequence[Job], answers: Sequence[Sequence[Any]]) -> list[Nod
     for name, _, entries in answers:
         for entry in entries:
             nodes.setdefault(tuple(entry), []).append(name)
-    refusals = []
+    objections = []
     for (number, setting, reason, hint), names in nodes.items():
         job = jobs[number]
         where = names[0] if len(names) == 1 else plural(len(names), "node")
-        refusals.append(
+        objections.append(
             NodeRefusal(
                 job=job,
                 setting=setting,
@@ -97,7 +100,7 @@ def _refusals(jobs: Sequence[Job], answers: Sequence[Sequence[Any]]) -> list[Nod
                 everywhere=len(names) == asked[str(job.accelerator)],
             )
         )
-    return refusals
+    return objections
 
 
 def _ask(nodes: Sequence[Node], questions: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
@@ -119,10 +122,6 @@ def _ask(nodes: Sequence[Node], questions: Sequence[Mapping[str, Any]]) -> list[
 
 def answers(accelerator: str, questions: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     """Return number, setting, reason and hint of each objection by the files of this host."""
-    from workloads.base import JobDescription
-    from workloads.registry import find_workload
-    from workloads.rules import refusals
-
     found: list[list[Any]] = []
     for number, question in enumerate(questions):
         if question["accelerator"] != accelerator:

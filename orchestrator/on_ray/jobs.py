@@ -212,17 +212,19 @@ class JobServer:
         self,
         arguments: Sequence[str],
         *,
+        results: str = "",
         timeout_s: float = ANSWER_S,
         module: str = "orchestrator",
         may_fail: bool = False,
         files: Mapping[str, Path] | None = None,
     ) -> str:
         """Run a command (or another module) as a head job with these files, and return what it
-        prints.
+        prints; ``results`` is a directory on the head, empty for the default.
 
         Raises HeadJobFailed if the command fails, unless it ``may_fail``; SubmitError if the
         cluster refuses, or after ``timeout_s``, when the job is stopped.
         """
+        arguments = [*arguments, *(["--results", results] if results else [])]
         command = " ".join((module, *arguments[:1]))
         try:
             with Upload(program=program_files(), named=files or {}).staged() as directory:
@@ -259,6 +261,10 @@ class JobServer:
             call = (function.__module__, function.__name__, arguments)
             file.write_text(json.dumps(call), encoding="utf-8")
             return self.json_in(self.ask((_CALL,), module=__name__, files={_CALL: file}))
+
+    def answer(self, arguments: Sequence[str], results: str = "") -> Any:
+        """Return the JSON that a command prints there; raises as ``ask``."""
+        return self.json_in(self.ask([*arguments, "--json"], results=results))
 
     def json_in(self, printed: str) -> Any:
         """The JSON value in what a head job has printed; SubmitError, with its end, if none."""
@@ -378,26 +384,10 @@ def owner_of(jobs: Iterable[JobInfo], run: str, results: str) -> str:
 # ---------------------------------------------------------------- head jobs
 
 
-def ask_there(
-    server: JobServer, arguments: Sequence[str], results: str | None, job: JobInfo | None = None
-) -> str:
-    """Return what a command prints on the head; see ``JobServer.ask``."""
-    directory = directory_there(results, job)
-    where = ["--results", directory] if directory else []
-    return server.ask([*arguments, *where])
-
-
 def directory_there(results: str | None, job: JobInfo | None) -> str:
     """The named results directory on the head, else the job's; empty for the default."""
     directory = results or (job.results if job is not None else "")
     return "" if is_address(directory) else directory
-
-
-def ask_json(
-    server: JobServer, arguments: Sequence[str], results: str | None, job: JobInfo | None = None
-) -> Any:
-    """Return the JSON that a command prints there; SubmitError, with its output, if none."""
-    return server.json_in(ask_there(server, [*arguments, "--json"], results, job))
 
 
 def nodes_at(address: str) -> list[Node]:

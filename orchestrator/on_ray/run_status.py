@@ -23,7 +23,6 @@ from orchestrator.on_ray.jobs import (
     HeadJobFailed,
     JobInfo,
     JobServer,
-    ask_there,
     directory_there,
 )
 from orchestrator.store.files import (
@@ -170,7 +169,7 @@ class RunCopy:
         try:
             paths = self._paths()
             if not paths:  # a job on the head links the results
-                ask_there(self.server, ["status", self.run], self.there)
+                self.server.ask(["status", self.run], results=self.there)
                 paths = self._paths()
             if not paths:
                 raise LookupError(f"{self.there or 'its results'} cannot be linked")

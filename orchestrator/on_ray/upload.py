@@ -20,6 +20,8 @@ from orchestrator.core.job import Job
 from orchestrator.grid import SHIPPED_GRIDS
 from orchestrator.grid.dependencies import things
 from orchestrator.worker.orphans import private_directory
+from workloads.data import datasets
+from workloads.models import catalog as models
 
 PACKAGES = ("orchestrator", "workloads")
 #: Most bytes that a grid and what it names may have: Ray copies them to every node that needs them.
@@ -151,9 +153,6 @@ def is_secret_file(name: str) -> bool:
 
 def _named_by(jobs: Iterable[Job], root: Path) -> list[str]:
     """Existing models, datasets and adapters that jobs name by a relative path."""
-    from workloads.data import datasets
-    from workloads.models import catalog as models
-
     jobs = list(jobs)
     made = {thing for _, _, thing in things(jobs, "produces")}
     names = {thing[1] for _, _, thing in things(jobs, "consumes") if thing not in made}

@@ -19,6 +19,7 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
+from orchestrator import __version__
 from orchestrator.analysis.measurement import Provenance
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.events import StartWorker
@@ -76,8 +77,6 @@ def provenance() -> Provenance:
 @lru_cache(maxsize=1)
 def versions() -> dict[str, str]:
     """Versions of this process's software and host, by name; what is not installed is left out."""
-    from orchestrator import __version__
-
     known = {
         "nightgrid": __version__,
         "python": platform.python_version(),

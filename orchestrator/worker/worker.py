@@ -32,20 +32,24 @@ from orchestrator.core.outcome import (
 from orchestrator.core.plan import LOST, TOOK
 from orchestrator.core.readings import ProcessorReading, Turn, use_between
 from orchestrator.core.settings import FIELDS
+from orchestrator.grid.dependencies import things, took
 from orchestrator.util.format import one_line
 from orchestrator.util.host import Interval, usable_cores
 from orchestrator.util.redaction import redact, redactor_of
 from orchestrator.worker.cpu_slots import cpu_slot, processor_reading
+from orchestrator.worker.environment import versions
 from orchestrator.worker.memory_limit import MemoryLimit
 from orchestrator.worker.orphans import Owner
 from orchestrator.worker.protocol import WorkerConfig
 from workloads import base, registry
 from workloads.alone import SEED
 from workloads.bench.collective import Listener, OneCard, Rendezvous, joined, listen
+from workloads.devices import device_for
 from workloads.devices.base import Device, by_text
 from workloads.devices.monitor.host import ReleaseWait
 from workloads.engines import ENGINES
 from workloads.isolation import ProcessState, ResidentModel
+from workloads.models.products import saving_of
 
 _FREE_POLL_S = 0.5  # between two looks at a card that is not free yet
 _ONE_CARD = OneCard()
@@ -78,16 +82,11 @@ class CardWorker:
         ImportError if torch, transformers or the device's software is missing.
         """
         self._verify_environment()
-        from workloads.devices import device_for
-
         self.device = device_for(self.config.device)
         self.wait_until_free(self.device)
         # Nothing that could take the card is imported before it is free.
         import torch
         import transformers  # noqa: F401 - paid for here, not in the first job
-
-        from orchestrator.worker.environment import versions
-        from workloads.isolation import ProcessState
 
         torch.set_num_threads(self.config.threads)
         device_name = self.acquire(self.device)
@@ -405,8 +404,6 @@ def _warm_thread_pools() -> None:
 
 def request_of(attempt: Attempt) -> base.Request:
     """Convert an attempt to a request; a probe is one whole pass, for the longest prompts."""
-    from workloads.registry import find_workload
-
     job = attempt.job
     if not isinstance(job.batch_size, int):
         message = f"attempt {attempt.attempt_id} has no batch size yet: {job.label}"
@@ -416,7 +413,8 @@ def request_of(attempt: Attempt) -> base.Request:
         measure = base.MeasureSettings(
             warmup=0, min_repeats=1, max_repeats=1, time_limit_s=measure.time_limit_s
         )
-    parameters, settings = find_workload(job.workload).split(dict(job.parameters), job.engine)
+    spec = registry.find_workload(job.workload)
+    parameters, settings = spec.split(dict(job.parameters), job.engine)
     owner = Owner.of_this_process() if attempt.purpose == "measure" else None
     taken = _taken(job)
     loaded = ", ".join(text for text, loads in taken.items() if loads)
@@ -442,9 +440,6 @@ def request_of(attempt: Attempt) -> base.Request:
 def _taken(job: Job) -> dict[str, bool]:
     """Identities of what a job consumes by name, and whether each is part of what it loads: a
     re-saved model is another one, and other data is read by the model that is there."""
-    from orchestrator.grid.dependencies import things, took
-    from workloads.models.products import saving_of
-
     declared = {**registry.declared(job.workload, job.engine), **FIELDS}
     taken: dict[str, bool] = {}
     for _, name, thing in things([job], "consumes"):

@@ -180,10 +180,10 @@ def test_a_run_that_no_driver_has_linked_is_linked_by_a_job_on_the_head(
 ) -> None:
     shutil.rmtree(there.parent / "session/logs/nightgrid")
 
-    def ask(self: Head, arguments: list[str]) -> str:
+    def ask(self: Head, arguments: list[str], *, results: str) -> str:
         with monkeypatch.context() as in_job:
             in_job.chdir(there.parent / "session/runtime_resources/working_dir_files/_ray_pkg_0")
-            return Head.ask(self, arguments)
+            return Head.ask(self, arguments, results=results)
 
     monkeypatch.setattr(head, "ask", ask)
     nightgrid("fetch", "night", *THERE, "--results", tmp_path / "here")

@@ -24,7 +24,6 @@ from orchestrator.on_ray.jobs import (
     JobInfo,
     JobServer,
     Submission,
-    ask_there,
     resolve_job_address,
 )
 from orchestrator.on_ray.upload import Upload, is_secret_file, program_files, upload_of
@@ -135,10 +134,10 @@ def test_a_command_that_fails_on_the_head_is_no_answer(monkeypatch, status, prin
             return f"2026-11-23 02:00:00,000\tINFO job_manager.py:568 -- Runtime env\n{printed}\n"
 
     if not reason:
-        assert ask_there(Head(), ["status", "night"], "/data") == printed
+        assert Head().ask(["status", "night"], results="/data") == printed
         return
     with pytest.raises(HeadJobFailed, match=reason):
-        ask_there(Head(), ["status", "night"], "/data")
+        Head().ask(["status", "night"], results="/data")
 
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "ftp://head", "http://:8265", "head:xyz"])
