@@ -218,6 +218,8 @@ def _stop_before_clusters() -> None:
 
 
 def ask(line: list[str], case: Case, base: Path) -> Told:
+    from orchestrator.core.errors import MEANINGS
+
     before = {path: listing(path) for path in case.keep}
     said = io.BytesIO()
     out = io.TextIOWrapper(said, encoding="utf-8", errors="strict", write_through=True)
@@ -236,8 +238,10 @@ def ask(line: list[str], case: Case, base: Path) -> Told:
     words = said.getvalue().decode("utf-8", "replace")
     if not trouble and "Traceback" in words:
         trouble = words[words.index("Traceback") :]
-    if not trouble:
-        trouble = _disagreeable(code, words)
+    if not trouble and code not in MEANINGS:
+        trouble = f"exit code {code} is none of the documented ones"
+    if not trouble and code not in (0, 10) and not words.strip():
+        trouble = f"it ends with {code} and says nothing"
     if not trouble:
         for path, was in before.items():
             if changed := _changes(was, listing(path), line):
@@ -245,16 +249,6 @@ def ask(line: list[str], case: Case, base: Path) -> Told:
     logging.getLogger("nightgrid.store").setLevel(logging.NOTSET)
     said_last = words[-20000:]
     return {"line": line, "seconds": seconds, "code": code, "trouble": trouble, "said": said_last}
-
-
-def _disagreeable(code: int | None, words: str) -> str:
-    from orchestrator.core.errors import MEANINGS
-
-    if code not in MEANINGS:
-        return f"exit code {code} is none of the documented ones"
-    if code not in (0, 10) and not words.strip():
-        return f"it ends with {code} and says nothing"
-    return ""
 
 
 def _perform(line: list[str], base: Path) -> int:
@@ -335,12 +329,9 @@ def _changes(was: dict[str, Any], now: dict[str, Any], line: list[str]) -> str:
     """The changes, but for the file that a command writes and for directories that hold it."""
     names = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
     if own := {"report": "report.html", "predict": "predictions.parquet"}.get(line[0]):
-        names = [n for n in names if os.path.basename(n) != own and not _is_kept(n, now)]
+        kept = {n for n in now if os.path.isdir(n) and not os.path.islink(n)}
+        names = [n for n in names if os.path.basename(n) != own and n not in kept]
     return ", ".join(names[:3])
-
-
-def _is_kept(name: str, now: dict[str, Any]) -> bool:
-    return name in now and os.path.isdir(name) and not os.path.islink(name)
 
 
 class Worker:
@@ -427,7 +418,6 @@ def run_cases(
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--inputs", type=int, default=10_000)
-    parser.add_argument("--first", type=int, default=0, help="number of the first input")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--only", type=int, nargs="*", default=None)
     parser.add_argument("--output", type=Path, default=Path("rehearsal"))
@@ -436,7 +426,7 @@ def main() -> int:
     began = time.time()
     preload()
     findings = Findings(loud=args.only is not None)
-    numbers = args.only or list(range(args.first, args.first + args.inputs))
+    numbers = args.only or list(range(args.inputs))
     try:
         run_cases(numbers, args.seed, findings.add)
     except KeyboardInterrupt:

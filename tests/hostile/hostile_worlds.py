@@ -10,19 +10,19 @@ import os
 import shutil
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
 import pyarrow.parquet as pq
 import yaml
 from command_line import parsers
+from driver_cases import STATUS
 from hostile_values import TEXTS, damaged, hostile_file, json_text, mutated, side_file
 from measurements import journal_row, row
 from odd_files import FILES as ODD_FILES
 from odd_models import ODD, write_odd
 
-from orchestrator.core.status import CardStatus, FailedAttempt, Rate, RunStatus
 from orchestrator.store import disk
 from orchestrator.store.store import Store
 
@@ -104,7 +104,7 @@ class Worlds:
                     store.append(row(number))
                 store.append(row(2), row(3, state="FAILED", failure_class="oom", reason="why"))
                 store.write_file("grid.yaml", GRID)
-                store.write_file("status.json", _status(run).to_json())
+                store.write_file("status.json", replace(STATUS, run=run).to_json())
                 store.write_file("options.json", '{"emulate": "1x2:HPU", "address": null}')
                 store.write_file("report.html", "<html></html>")
                 lock = (store.path / "driver.lock").read_bytes()
@@ -266,20 +266,6 @@ def _readers() -> list[str]:
 
 def _all_commands() -> list[str]:
     return [name for name in parsers() if name != "watch"]
-
-
-def _status(run: str) -> RunStatus:
-    card = CardStatus(
-        card="hpu-1/HPU0", worker_id="w", phase="measure", phase_age_s=3.0, job="x", attempt_id="y"
-    )
-    failure = FailedAttempt(
-        at=1e9, job="j", state="FAILED", failure_class="oom", reason="r", card="c", final=True
-    )
-    return RunStatus(
-        run=run, at=1e9, started_at=1e9 - 60, total=4, done=3, counts={"SUCCEEDED": 3}, attempts=3,
-        emulated=True, cards=(card,), eta_s=5.0, jobs_run=3, failure_counts={"oom": 1},
-        rates=(Rate(unit="tokens/s", per_s=5.0, jobs=2),), failures=(failure,),
-    )  # fmt: skip
 
 
 def _begun(random: Random, content: bytes) -> bytes:
