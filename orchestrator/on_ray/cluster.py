@@ -65,7 +65,8 @@ def _read_environment_again() -> None:
 
     loader: Any = _raylet.AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled
     config: Any = _raylet.Config  # type: ignore[attr-defined]
-    if missing_token() is None:
+    _, missing = own_token()
+    if not missing:
         config.initialize("")  # first: threads that still end would look for a token that is gone
         loader.instance().reset_cache()
 
@@ -84,23 +85,19 @@ def take_own_token() -> None:
             _read_environment_again()
 
 
-def missing_token() -> str | None:
-    """Reason why this process lacks the token that it is set to send; None if all is well."""
-    if os.environ.get(MODE, "").lower() != "token" or os.environ.get(TOKEN):
-        return None
+def own_token() -> tuple[str, str]:
+    """The token that this process is set to send, else the reason why it lacks it; both are empty
+    where none is wanted."""
+    if os.environ.get(MODE, "").lower() != "token":
+        return "", ""
+    if token := os.environ.get(TOKEN):
+        return token, ""
     path = _token_file()
     try:
-        has_token = bool(files.read_text(path, limit_bytes=files.MIB).strip())
+        token = files.read_text(path, limit_bytes=files.MIB).strip()
     except (OSError, ValueError) as error:
-        return f"{MODE} is token, but {path} cannot be read: {error}. {_ADVICE}"
-    return None if has_token else f"{MODE} is token, but {path} is empty. {_ADVICE}"
-
-
-def own_token() -> str:
-    """The token that this process is set to send; empty if none (``missing_token``)."""
-    if os.environ.get(MODE, "").lower() != "token":
-        return ""
-    return os.environ.get(TOKEN) or files.read_text(_token_file(), limit_bytes=files.MIB).strip()
+        return "", f"{MODE} is token, but {path} cannot be read: {error}. {_ADVICE}"
+    return token, "" if token else f"{MODE} is token, but {path} is empty. {_ADVICE}"
 
 
 def _token_file() -> Path:
@@ -221,8 +218,9 @@ def join_cluster(address: str, **options: Any) -> None:
     if ray.is_initialized():
         return
     take_own_token()
-    if wrong := missing_token():
-        raise ClusterError(wrong)
+    _, missing = own_token()
+    if missing:
+        raise ClusterError(missing)
     # ``ray.init`` would wait for ever for a GCS that is silent, or refuses.
     answer = first_answer(address, patience_s=_FIRST_ANSWER_S)
     if answer is None:

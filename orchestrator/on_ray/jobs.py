@@ -32,7 +32,6 @@ from orchestrator.on_ray.cluster import (
     asks_for_token,
     connect,
     described,
-    missing_token,
     own_token,
     take_own_token,
     token_advice,
@@ -159,10 +158,11 @@ class JobServer:
         self.address = resolve_job_address(address)
         bypass_proxies(urlsplit(self.address).hostname or "")
         take_own_token()
-        if missing := missing_token():
+        token, missing = own_token()
+        if missing:
             raise SubmitError(missing)
         try:
-            self.client = JobClient(self.address, own_token())
+            self.client = JobClient(self.address, token)
         except Exception as error:
             if asks_for_token(error) and _RAYS_REFUSAL.search(str(error)):
                 raise SubmitError(token_advice(f"the cluster at {self.address}")) from error
