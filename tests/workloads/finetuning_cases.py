@@ -74,7 +74,7 @@ def trained(**changes: Any) -> Result:
 
 
 def sample_format(model: str, parameters: dict[str, Any]) -> SampleFormat:
-    """How a model's samples are made, with these parameters of a workload."""
+    """The way a model makes samples, with these parameters of a workload."""
     from workloads.models.catalog import positions_of
     from workloads.models.loading import load_config, load_tokenizer, open_model
     from workloads.training.data import SampleFormat
