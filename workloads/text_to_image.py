@@ -324,12 +324,6 @@ def run(request: Request, context: JobContext) -> Result:
     )
 
 
-def numbers_of(repeat: int, batch_size: int, rank: int, world_size: int) -> list[int]:
-    """The numbers of the images that a rank paints in a repeat."""
-    first = repeat * batch_size
-    return [place * world_size + rank for place in range(first, first + batch_size)]
-
-
 def _timing(
     request: Request, parameters: TextToImageParameters, cards: int
 ) -> tuple[MeasureSettings, WarmupPlan]:
@@ -396,7 +390,8 @@ class Painting:
         return self.context.clock() - began
 
     def _paint(self, repeat: int, steps: int) -> tuple[list[int], Painted]:
-        numbers = numbers_of(repeat, self.batch_size, self.context.rank, self.context.world_size)
+        places = range(repeat * self.batch_size, (repeat + 1) * self.batch_size)
+        numbers = [place * self.context.world_size + self.context.rank for place in places]
         painted = self.pipeline.paint(
             [self.texts[number % len(self.texts)] for number in numbers],
             [self.parameters.seed + number for number in numbers],

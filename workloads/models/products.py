@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from workloads.base import DataMissing
 from workloads.data.cache import build_aside, cache_root, file_lock, remove_abandoned
 from workloads.inspection.checkpoints import side_files
+from workloads.models.embedded import write_files
 from workloads.util import files
 from workloads.util.contents import identity_of
 
@@ -108,10 +109,9 @@ def save_trained(
         else:
             shutil.copytree(written, directory, dirs_exist_ok=True)
         if source.random_weights:  # a short training leaves them meaningless
-            file = directory / "config.json"
-            config = json.loads(file.read_text(encoding="utf-8")) | {"random_weights": True}
-            text = json.dumps(config, indent=2, ensure_ascii=False)
-            file.write_text(text + "\n", encoding="utf-8")
+            written_config = (directory / "config.json").read_text(encoding="utf-8")
+            config = json.loads(written_config) | {"random_weights": True}
+            write_files(directory, {"config.json": config})
         for file_name, content in (beside or {}).items():
             (directory / file_name).write_bytes(content)
         of_weights = {"config.json", "generation_config.json", ORIGIN}
@@ -124,8 +124,7 @@ def save_trained(
 
 def write_origin(directory: Path, origin: Mapping[str, Any]) -> None:
     """Write a product's note of origin."""
-    text = json.dumps(dict(origin), indent=2, ensure_ascii=False)
-    (directory / ORIGIN).write_text(text + "\n", encoding="utf-8")
+    write_files(directory, {ORIGIN: origin})
 
 
 def origin_of(directory: Path) -> dict[str, Any]:

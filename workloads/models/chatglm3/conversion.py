@@ -9,7 +9,6 @@ complete. Engines that load the other layout get it from the node's cache, keyed
 from __future__ import annotations
 
 import errno
-import json
 import math
 import shutil
 from collections.abc import Callable, Mapping
@@ -32,6 +31,7 @@ from workloads.models.chatglm3.tokenizer import (
     read_pieces,
     write_tokenizer,
 )
+from workloads.models.embedded import write_files
 from workloads.registry import kind_of
 from workloads.util.contents import fingerprint
 
@@ -141,7 +141,7 @@ def tokenizer_directory(directory: Path) -> Path:
         native = layout.from_original_config(config, len(pieces)) if original else config
         write_tokenizer(to, pieces, native["max_position_embeddings"])
         ends = {"eos_token_id": native["eos_token_id"], "pad_token_id": layout.UNKNOWN_ID}
-        _write_json(to / "generation_config.json", ends)
+        write_files(to, {"generation_config.json": ends})
 
     return cached_directory(f"chatglm3-tokenizer-{_RECIPE}-{fingerprint(directory)}", build)
 
@@ -275,8 +275,7 @@ def _write_native(
     if source.config.get("random_weights"):
         config["random_weights"] = True
     generation = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    _write_json(directory / "config.json", config)
-    _write_json(directory / "generation_config.json", generation)
+    write_files(directory, {"config.json": config, "generation_config.json": generation})
     if pieces:
         write_tokenizer(directory, pieces, config["max_position_embeddings"])
     return names
@@ -299,7 +298,7 @@ def restore_into(source: Path, directory: Path) -> None:
         lambda name: torch.cat([read(part) for part in parts[name]]),
         SHARD_BYTES,
     )
-    _write_json(directory / "config.json", restored)
+    write_files(directory, {"config.json": restored})
 
 
 def _reader(tensors: Mapping[str, TensorInfo]) -> Callable[[str], torch.Tensor]:
@@ -351,9 +350,5 @@ def _write_shards(
         save_file(content, directory / file, metadata={"format": "pt"})
     if count > 1:
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-        _write_json(directory / "model.safetensors.index.json", index)
+        write_files(directory, {"model.safetensors.index.json": index})
     return sorted(set(weight_map.values()))
-
-
-def _write_json(file: Path, content: Mapping[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -8,7 +8,6 @@ in SentencePiece, merges neighbours whose concatenation is a piece, best score f
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from workloads.base import BadConfiguration, DataMissing
 from workloads.models.chatglm3.layout import BEGIN, CHAT_TEMPLATE, END, SPECIAL_TOKENS, UNKNOWN
+from workloads.models.embedded import tokenizer_settings, write_files
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -129,28 +129,20 @@ def _merges(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
     ]
 
 
-def tokenizer_config(max_length: int) -> dict[str, Any]:
-    """Return a tokenizer_config.json that transformers 4.55 and 5 both load."""
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": BEGIN,
-        "eos_token": END,
-        "unk_token": UNKNOWN,
-        "pad_token": UNKNOWN,
-        "padding_side": "left",
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": max_length,
-        "model_input_names": ["input_ids", "attention_mask"],
-        "prompt_layout": PROMPT_LAYOUT,
-        "chat_template": CHAT_TEMPLATE,
-    }
-
-
 def write_tokenizer(directory: Path, pieces: Sequence[Piece], max_length: int) -> None:
     """Write tokenizer.json and tokenizer_config.json into ``directory``."""
     build_tokenizer(pieces).save(str(directory / "tokenizer.json"))
-    text = json.dumps(tokenizer_config(max_length), indent=2, ensure_ascii=False)
-    (directory / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
+    config = tokenizer_settings(
+        max_length,
+        bos_token=BEGIN,
+        eos_token=END,
+        unk_token=UNKNOWN,
+        pad_token=UNKNOWN,
+        padding_side="left",
+        prompt_layout=PROMPT_LAYOUT,
+        chat_template=CHAT_TEMPLATE,
+    )
+    write_files(directory, {"tokenizer_config.json": config})
 
 
 def check_against_sentencepiece(tokenizer: Tokenizer, model_file: Path) -> None:

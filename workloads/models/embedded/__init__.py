@@ -12,44 +12,43 @@ if TYPE_CHECKING:
     import torch
 
 
-class RawUniform:
-    """Uniform values from a bit generator's raw output, one byte each."""
-
-    def __init__(self, seed: int) -> None:
-        import numpy
-
-        self._bits = numpy.random.PCG64(seed)
-
-    def tensor(self, shape: tuple[int, ...], *, deviation: float) -> torch.Tensor:
-        """Return a float32 tensor with mean 0 and this standard deviation."""
-        import numpy
-        import torch
-
-        count = math.prod(shape)
-        raw = self._bits.random_raw((count + 7) // 8).astype("<u8")
-        levels = raw.view(numpy.uint8)[:count].astype(numpy.float32) - numpy.float32(127.5)
-        step = numpy.float32(deviation / math.sqrt((256**2 - 1) / 12))
-        return torch.from_numpy((levels * step).reshape(shape))
-
-
 def draw_weights(
     seed: int,
     shapes: Mapping[str, tuple[int, ...]],
     deviation: Callable[[str, tuple[int, ...]], float],
 ) -> dict[str, torch.Tensor]:
-    """Return tensors in float32, drawn in order: ones for norms, zeros for a deviation of 0."""
+    """Return tensors in float32, drawn in order: ones for norms, zeros for a deviation of 0.
+
+    Others have mean 0, uniform by a bit generator's raw output, a byte each.
+    """
+    import numpy
     import torch
 
-    random = RawUniform(seed)
+    bits = numpy.random.PCG64(seed)
     tensors = {}
     for name, shape in shapes.items():
         if name.lower().endswith("norm.weight"):
             tensors[name] = torch.ones(shape)
         elif spread := deviation(name, shape):
-            tensors[name] = random.tensor(shape, deviation=spread)
+            count = math.prod(shape)
+            raw = bits.random_raw((count + 7) // 8).astype("<u8")
+            levels = raw.view(numpy.uint8)[:count].astype(numpy.float32) - numpy.float32(127.5)
+            step = numpy.float32(spread / math.sqrt((256**2 - 1) / 12))
+            tensors[name] = torch.from_numpy((levels * step).reshape(shape))
         else:
             tensors[name] = torch.zeros(shape)
     return tensors
+
+
+def tokenizer_settings(max_length: int, **others: Any) -> dict[str, Any]:
+    """Return a tokenizer_config.json that transformers 4.55 and 5 both load."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": max_length,
+        "model_input_names": ["input_ids", "attention_mask"],
+        **others,
+    }
 
 
 def write_files(directory: Path, contents: Mapping[str, Mapping[str, Any]]) -> None:

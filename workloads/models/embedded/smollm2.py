@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.base import DataMissing
-from workloads.models.embedded import write_files
+from workloads.models.embedded import tokenizer_settings, write_files
 
 #: Increment when the written files change: part of the cache's key.
 RECIPE = 1
@@ -39,7 +39,15 @@ def build(gguf_file: Path, directory: Path) -> None:
     except (OSError, ValueError, KeyError) as error:
         raise DataMissing(f"{gguf_file} cannot be read as a model: {error}") from error
     model.save_pretrained(directory)
-    _make_portable(directory / "config.json")
+    # transformers 4.55's key names, which 5 reads too; else 4.55 ignores the rotary base.
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    rope = config.pop("rope_parameters", None)
+    if rope is not None:
+        config["rope_theta"] = rope["rope_theta"]
+    config["torch_dtype"] = config.pop("dtype", "bfloat16")
+    for key in ("quantization_config", "_name_or_path", "_model_name_or_path"):
+        config.pop(key, None)
+    write_files(directory, {"config.json": config})
 
 
 def _load(gguf_file: Path) -> Any:
@@ -62,35 +70,20 @@ def _load(gguf_file: Path) -> Any:
 
 
 def write_tokenizer(gguf_file: Path, directory: Path) -> None:
-    """Write tokenizer.json and a tokenizer_config.json that transformers 4.55 and 5 both load."""
+    """Write tokenizer.json and tokenizer_config.json."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(
         str(gguf_file.parent), gguf_file=gguf_file.name, trust_remote_code=False
     )
     tokenizer.backend_tokenizer.save(str(directory / "tokenizer.json"))
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": tokenizer.bos_token,
-        "eos_token": tokenizer.eos_token,
-        "unk_token": tokenizer.unk_token,
-        "pad_token": tokenizer.pad_token or tokenizer.eos_token,
-        "padding_side": "left",
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": POSITIONS,
-        "model_input_names": ["input_ids", "attention_mask"],
-        "chat_template": tokenizer.chat_template,
-    }
+    config = tokenizer_settings(
+        POSITIONS,
+        bos_token=tokenizer.bos_token,
+        eos_token=tokenizer.eos_token,
+        unk_token=tokenizer.unk_token,
+        pad_token=tokenizer.pad_token or tokenizer.eos_token,
+        padding_side="left",
+        chat_template=tokenizer.chat_template,
+    )
     write_files(directory, {"tokenizer_config.json": config})
-
-
-def _make_portable(config_file: Path) -> None:
-    """Use transformers 4.55's key names, which 5 reads too; else 4.55 ignores the rotary base."""
-    config = json.loads(config_file.read_text(encoding="utf-8"))
-    rope = config.pop("rope_parameters", None)
-    if rope is not None:
-        config["rope_theta"] = rope["rope_theta"]
-    config["torch_dtype"] = config.pop("dtype", "bfloat16")
-    for key in ("quantization_config", "_name_or_path", "_model_name_or_path"):
-        config.pop(key, None)
-    write_files(config_file.parent, {"config.json": config})

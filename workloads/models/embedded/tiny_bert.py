@@ -10,7 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workloads.models.embedded import draw_weights, write_files, write_weights
+from workloads.models.embedded import (
+    draw_weights,
+    tokenizer_settings,
+    write_files,
+    write_weights,
+)
 
 NAME = "tiny-bert"
 #: Increment when model or tokenizer change: part of the cache's key.
@@ -73,13 +78,8 @@ def tokenizer() -> Any:
 
 def build(directory: Path) -> None:
     """Write config, tokenizer and weights into an empty directory."""
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": POSITIONS,
-        "model_input_names": ["input_ids", "attention_mask"],
-        "clean_up_tokenization_spaces": True,
-        **{f"{name}_token": token for name, token in _SPECIAL.items()},
-    }
+    tokens = {f"{name}_token": token for name, token in _SPECIAL.items()}
+    settings = tokenizer_settings(POSITIONS, **tokens, clean_up_tokenization_spaces=True)
     write_files(directory, {"config.json": config(), "tokenizer_config.json": settings})
     tokenizer().save(str(directory / "tokenizer.json"))
     write_weights(directory, weights())

@@ -17,7 +17,12 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workloads.models.embedded import draw_weights, write_files, write_weights
+from workloads.models.embedded import (
+    draw_weights,
+    tokenizer_settings,
+    write_files,
+    write_weights,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -82,24 +87,18 @@ def config() -> dict[str, Any]:
 
 def build(directory: Path) -> None:
     """Write config, generation config, tokenizer and weights into an empty directory."""
-    generation = {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
-    tokenizer = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": END,
-        "unk_token": UNKNOWN,
-        "pad_token": PAD,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": 512,
-        "model_input_names": ["input_ids", "attention_mask"],
-    }
-    write_files(
-        directory,
-        {
-            "config.json": config(),
-            "generation_config.json": generation,
-            "tokenizer_config.json": tokenizer,
+    contents = {
+        "config.json": config(),
+        "generation_config.json": {
+            "decoder_start_token_id": 0,
+            "eos_token_id": 1,
+            "pad_token_id": 0,
         },
-    )
+        "tokenizer_config.json": tokenizer_settings(
+            512, eos_token=END, unk_token=UNKNOWN, pad_token=PAD
+        ),
+    }
+    write_files(directory, contents)
     build_tokenizer().save(str(directory / "tokenizer.json"))
     write_weights(directory, weights())
 
