@@ -8,9 +8,9 @@ may have millions, are checked as arrays (``Records``); NaN means unknown, and c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,8 +33,6 @@ from workloads.util.statistics import percentile
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Written: TypeAlias = tuple[Callable[[Any], object], "Sequence[Any] | Numbers"]
-
 ROUNDING = 1e-3
 #: Tolerances of parts against their whole, as clocks are read at different moments.
 SHARE, SLACK_S = 0.01, 0.005
@@ -56,7 +54,7 @@ MOST_POWER, LEAST_POWER = 1.15, 0.02
 #: Longest token of any vocabulary in UTF-8 bytes; runs of spaces are the longest.
 LONGEST_TOKEN = 256
 
-TOO_MANY = "{} tokens/s a card, padding included, are {} of {}"
+TOO_MANY = "{:n} tokens/s a card, padding included, are {:%} of {}"
 
 PARTS = (
     *("data_s", "forward_s", "backward_s", "optimizer_s", "encoder_s"),
@@ -134,7 +132,7 @@ def _against_the_sheet(row: Measurement) -> Iterator[str]:
     if limit is not None and rate is not None and rate / row.cards > limit[0]:
         most, peak = limit
         rate /= row.cards
-        yield TOO_MANY.format(number(rate), _percent(MOST * rate / most), peak)
+        yield TOO_MANY.format(_Number(rate), _Number(MOST * rate / most), peak)
     least_s = least_step_s(row)
     times = {"a decoding step": row.metrics.tpot_p50_s, "a first token": row.metrics.ttft_s}
     for name, took_s in times.items():
@@ -244,9 +242,9 @@ class _RawChecks:
         self._repeats()
         self._limits()
         self._rates()
-        self._compare("durations", "measure_s", self.whole_wall, seconds, self.there)
+        self._compare("durations", "measure_s", self.whole_wall, "s", self.there)
         cpu_s = self._sum(self.timed.row, self.timed["cpu_s"])
-        self._compare("durations", "cpu_s", cpu_s, seconds, self.there)
+        self._compare("durations", "cpu_s", cpu_s, "s", self.there)
         steps, lengths = self.counted.lists["step_s"]
         owner = np.repeat(self.counted.row, whole(lengths))
         first = self.counted["ttft_s"]
@@ -265,22 +263,22 @@ class _RawChecks:
         spent = self._sum(warm.row, warm["wall_s"])
         stored = floats(row.warmup_s for row in rows)
         wrong = self.there & (spent > 0) & (spent > _most(stored))
-        text = "warm-up took {}, its batches {}"
-        self._blame("warm-up", wrong, self.every, text, (seconds, stored), (seconds, spent))
+        text = "warm-up took {:s}, its batches {:s}"
+        self._blame("warm-up", wrong, self.every, text, stored, spent)
         self._against_the_card()
 
     def _blame(
-        self, check: str, wrong: Numbers, owner: Numbers, text: str, *values: Written
+        self, check: str, wrong: Numbers, owner: Numbers, text: str, *values: Numbers
     ) -> None:
         """Record the first wrong record of each row, once per check.
 
-        ``wrong`` masks records and ``owner`` is their row. ``values`` are formatters, with the
-        values of all records, for the ``{}`` in ``text``.
+        ``wrong`` masks records and ``owner`` is their row. ``values`` are those of all records, for
+        the ``{}`` in ``text``.
         """
         places = np.flatnonzero(wrong)
         for row, first in zip(*np.unique(owner[places], return_index=True), strict=True):
-            place = places[first]
-            reason = text.format(*(write(known[place]) for write, known in values))
+            own = (known[places[first]] for known in values)
+            reason = text.format(*(v if isinstance(v, str) else _Number(v) for v in own))
             self.reasons.setdefault(int(row), {}).setdefault(check, reason)
 
     def _metric(self, name: str) -> Numbers:
@@ -345,23 +343,22 @@ class _RawChecks:
             # Training steps differ in work, so use the overall rate.
             total = self._sum(self.repeat_row, done) / whole
             rate = np.where(some & ~self.trains, mean, total)
-            self._compare("rates", name, rate, number, testable)
+            self._compare("rates", name, rate, "n", testable)
             unlike &= _differ(throughput, rate)
-        text = "throughput is {}, its samples give none of that"
-        self._blame("rates", unlike, self.every, text, (number, throughput))
+        text = "throughput is {:n}, its samples give none of that"
+        self._blame("rates", unlike, self.every, text, throughput)
         stored = self._metric("repeats")
         wrong = self.there & (stored != self.repeats)
-        text = "it counts {} repeats, its samples have {}"
-        self._blame("repeats", wrong, self.every, text, (_count, stored), (_count, self.repeats))
+        text = "it counts {:,.0f} repeats, its samples have {:,.0f}"
+        self._blame("repeats", wrong, self.every, text, stored, self.repeats)
 
-    def _compare(
-        self, check: str, name: str, recounted: Numbers, write: Callable[[Any], str], rows: Numbers
-    ) -> None:
+    def _compare(self, check: str, name: str, recounted: Numbers, unit: str, rows: Numbers) -> None:
         """Blame masked rows whose stored figure differs from the recomputed one."""
         stored = self._metric(name)
         wrong = rows & _differ(stored, recounted)
-        text = f"{name} is {{}}, its samples {'took' if write is seconds else 'give'} {{}}"
-        self._blame(check, wrong, self.every, text, (write, stored), (write, recounted))
+        verb = "took" if unit == "s" else "give"
+        text = f"{name} is {{:{unit}}}, its samples {verb} {{:{unit}}}"
+        self._blame(check, wrong, self.every, text, stored, recounted)
 
     def _percentiles(
         self, owner: Numbers, numbers: Numbers, names: Mapping[str, int], of: str
@@ -383,9 +380,8 @@ class _RawChecks:
             for row in np.flatnonzero(wrong):
                 own = ordered[start[row] : start[row] + count[row]]
                 recomputed[row] = percentile(own.tolist(), percent_)
-            text = f"{name} is {{}}, its {of} give {{}}"
-            written = ((seconds, stored), (seconds, recomputed))
-            self._blame(of, wrong, self.every, text, *written)
+            text = f"{name} is {{:s}}, its {of} give {{:s}}"
+            self._blame(of, wrong, self.every, text, stored, recomputed)
 
     def _losses(self, samples: Records) -> None:
         known = samples.where(~np.isnan(samples["loss"]))
@@ -400,7 +396,7 @@ class _RawChecks:
             recomputed = np.full(self.n, np.nan)
             recomputed[row[at]] = mean[at]
             trained = self.trains & ~np.isnan(recomputed)
-            self._compare("losses", name, recomputed, number, trained)
+            self._compare("losses", name, recomputed, "n", trained)
 
     def _counts(self) -> None:
         last, items = self.last, self.items
@@ -412,29 +408,28 @@ class _RawChecks:
         ):
             recounted, stored = self._sum(items.row, mine), self._sum(last.row, last[theirs])
             wrong = some & (recounted != stored)
-            text = f"its last repeat counts {{}} {name}, its prompts have {{}}"
-            self._blame("prompts", wrong, self.every, text, (_count, stored), (_count, recounted))
+            text = f"its last repeat counts {{:,.0f}} {name}, its prompts have {{:,.0f}}"
+            self._blame("prompts", wrong, self.every, text, stored, recounted)
 
     def whole(self) -> None:
         """Check token counts that the job's settings fix, in batches and in prompts."""
         timed, own = self.timed, self.timed.row
         count, written, read = timed["items"], timed["output_tokens"], timed["input_tokens"]
         most, length = self.output_tokens[own], self.input_tokens[own]
-        prompts = (lambda value: plural(int(value), "prompt"), count)
-        text = "a batch generated {} tokens for {} of {} each"
+        text = "a batch generated {:,.0f} tokens for {:prompt} of {:,.0f} each"
         wrong = (written > 0) & self._misses(written, count * most, own)
-        self._blame("lengths", wrong, own, text, (_count, written), prompts, (_count, most))
-        text = "a batch read {} tokens of {} with {} each"
+        self._blame("lengths", wrong, own, text, written, count, most)
+        text = "a batch read {:,.0f} tokens of {:prompt} with {:,.0f} each"
         wrong = (written > 0) & (read != count * length) & ~np.isnan(length)
-        self._blame("lengths", wrong, own, text, (_count, read), prompts, (_count, length))
+        self._blame("lengths", wrong, own, text, read, count, length)
         own, written, read = self.items.row, self.items["output_tokens"], self.items["input_tokens"]
         most, length = self.output_tokens[own], self.input_tokens[own]
         wrong = self._misses(written, most, own)
-        text = "a prompt generated {} tokens where {} were asked for"
-        self._blame("lengths", wrong, own, text, (_count, written), (_count, most))
+        text = "a prompt generated {:,.0f} tokens where {:,.0f} were asked for"
+        self._blame("lengths", wrong, own, text, written, most)
         wrong = (read != length) & ~np.isnan(length)
-        text = "a prompt has {} tokens where {} were asked for"
-        self._blame("lengths", wrong, own, text, (_count, read), (_count, length))
+        text = "a prompt has {:,.0f} tokens where {:,.0f} were asked for"
+        self._blame("lengths", wrong, own, text, read, length)
 
     def _misses(self, written: Numbers, limit: Numbers, owner: Numbers) -> Numbers:
         return (written > limit) | (self.exact[owner] & (written < limit))
@@ -443,14 +438,12 @@ class _RawChecks:
         """Check texts and token ids; tokens are counted up to the first end token."""
         items, own = self.items, self.items.row
         written, sizes = items["output_tokens"], items["output_text"]
-        tokens = (lambda value: plural(int(value), "token"), written)
-        wrong = sizes > LONGEST_TOKEN * written
-        self._blame("texts", wrong, own, "a text of {} bytes counts as {}", (_count, sizes), tokens)
+        text = "a text of {:,.0f} bytes counts as {:token}"
+        self._blame("texts", sizes > LONGEST_TOKEN * written, own, text, sizes, written)
         ids, lengths = items.lists["output_ids"]
         wrong = ~np.isnan(lengths) & (lengths != written)
-        self._blame(
-            "ids", wrong, own, "a text counts as {}, and has {} ids", tokens, (_count, lengths)
-        )
+        text = "a text counts as {:token}, and has {:,.0f} ids"
+        self._blame("ids", wrong, own, text, written, lengths)
         counts = whole(lengths)
         place = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
         text_of = np.repeat(np.arange(len(counts)), counts)
@@ -459,60 +452,54 @@ class _RawChecks:
         for end_ids in set(filter(None, ends)):  # none: unknown, or texts continue past them
             alike = np.array([known == end_ids for known in ends])[own[text_of]]
             ended = (place < counts[text_of] - 1) & np.isin(ids, list(end_ids)) & alike
-            after = (_count, place + 1)
-            counted = (tokens[0], written[text_of])
-            text = "a text counts as {}, and ended after {}"
-            self._blame("ids", ended, own[text_of], text, counted, after)
+            text = "a text counts as {:token}, and ended after {:,.0f}"
+            self._blame("ids", ended, own[text_of], text, written[text_of], place + 1)
         # The device processes every real token but the last of each text, and padding.
         timed = self.timed
         real = timed["input_tokens"] + np.maximum(0, timed["output_tokens"] - timed["items"])
         positions = timed["computed_tokens"]
         wrong = (positions > 0) & (real > positions)
-        text = "a batch has {} tokens to work on, and the device worked on {}"
-        self._blame("positions", wrong, timed.row, text, (_count, real), (_count, positions))
+        text = "a batch has {:,.0f} tokens to work on, and the device worked on {:,.0f}"
+        self._blame("positions", wrong, timed.row, text, real, positions)
 
     def _times(self) -> None:
         """Check that the parts of a batch's time do not exceed the whole."""
         timed, own, wall = self.timed, self.timed.row, self.timed["wall_s"]
-        took = (seconds, wall)
-        self._blame("walls", wall <= 0, own, "a batch took {}", took)
+        self._blame("walls", wall <= 0, own, "a batch took {:s}", wall)
         values, lengths = timed.lists["step_s"]
         batch = np.repeat(np.arange(len(own)), whole(lengths))
         steps, first = np.bincount(batch, values, len(own)), timed["ttft_s"]
         # Continuous batching reads prompts between steps, and ttft_s is a mean: the two overlap.
         known = np.nan_to_num(first)
         parts = np.where(self.static[own], known + steps, np.maximum(known, steps))
-        text = "the steps of a batch took {} of its {}"
-        self._blame("steps", parts > _most(wall), own, text, (seconds, parts), took)
+        text = "the steps of a batch took {:s} of its {:s}"
+        self._blame("steps", parts > _most(wall), own, text, parts, wall)
         # A batch whose steps were all timed has nothing else to do that takes as long again.
         every = self.static[own] & (lengths > 0) & ~np.isnan(first)
-        text = "a batch took {}, its first token and steps {}"
-        longer = every & (wall > 2 * parts + 1.0)
-        self._blame("unexplained", longer, own, text, took, (seconds, parts))
+        text = "a batch took {:s}, its first token and steps {:s}"
+        self._blame("unexplained", every & (wall > 2 * parts + 1.0), own, text, wall, parts)
         inside = sum(np.nan_to_num(timed[name]) for name in PARTS)
         longest = np.maximum(inside, np.nan_to_num(timed["communication_s"]))
-        text = "parts of a step took {} of its {}"
-        self._blame("parts", longest > _most(wall), own, text, (seconds, longest), took)
+        text = "parts of a step took {:s} of its {:s}"
+        self._blame("parts", longest > _most(wall), own, text, longest, wall)
 
     def _prompt_times(self) -> None:
         items, own = self.items, self.items.row
         latency, first, written = items["latency_s"], items["ttft_s"], items["output_tokens"]
-        longest = largest(self.last.row, self.last["wall_s"], self.n)
-        took, batch = (seconds, latency), (seconds, longest[own])
-        wrong = latency > _most(longest)[own]
-        self._blame("prompt times", wrong, own, "a prompt took {}, its batch {}", took, batch)
-        text = "a prompt's first token took {} of {} for all"
-        wrong = first > _most(latency)
-        self._blame("prompt times", wrong, own, text, (seconds, first), took)
+        longest = largest(self.last.row, self.last["wall_s"], self.n)[own]
+        text = "a prompt took {:s}, its batch {:s}"
+        self._blame("prompt times", latency > _most(longest), own, text, latency, longest)
+        text = "a prompt's first token took {:s} of {:s} for all"
+        self._blame("prompt times", first > _most(latency), own, text, first, latency)
         # A prompt's tokens cannot come faster than the fastest step of its repeat. (In continuous
         # batching a late prompt does not wait for others to be read.)
         steps, lengths = self.last.lists["step_s"]
         fastest = -largest(np.repeat(self.last.row, whole(lengths)), -steps, self.n)
         known = np.isfinite(fastest) & (fastest > 0) & self.static
         least = np.where(known[own], first + fastest[own] * (written - 1), np.nan)
-        text = "a prompt of {:.0f} tokens took {}; at the fastest step of all that takes {}"
+        text = "a prompt of {:.0f} tokens took {:s}; at the fastest step of all that takes {:s}"
         wrong = latency < least * (1 - SHARE) - SLACK_S
-        self._blame("prompt steps", wrong, own, text, (float, written), took, (seconds, least))
+        self._blame("prompt steps", wrong, own, text, written, latency, least)
 
     def _against_the_card(self) -> None:
         timed, own, rows = self.timed, self.timed.row, self.rows
@@ -520,29 +507,26 @@ class _RawChecks:
         rate = np.where(wall > 0, timed["computed_tokens"] / wall, 0.0)
         fastest = largest(own, rate / self.cards[own], self.n)
         share = MOST * fastest / self.most
-        values: tuple[Written, ...] = ((number, fastest), (_percent, share), (str, self.peak))
-        self._blame("peak", fastest > self.most, self.every, TOO_MANY, *values)
+        self._blame("peak", fastest > self.most, self.every, TOO_MANY, fastest, share, self.peak)
         per_core = floats(map(most_decoded_per_core_s, rows))[own]
         threads = np.array([row.threads or 1 for row in rows])
         cores = np.maximum(timed["cpu_s"], wall * threads[own])
         precisions = np.array([row.precision for row in rows])[own]
-        text = "a core decoded {} tokens/s; {} take all that a core can do in {}"
-        values = ((number, written / cores), (number, per_core), (str, precisions))
-        self._blame("cores", written > per_core * cores, own, text, *values)
+        text = "a core decoded {:n} tokens/s; {:n} take all that a core can do in {}"
+        wrong = written > per_core * cores
+        self._blame("cores", wrong, own, text, written / cores, per_core, precisions)
         # Each token of a text takes at least one step, even where steps were not timed.
         longest = np.where(self.exact, self.output_tokens, np.nan)[own]
         least = floats(map(least_step_s, rows))[own] * longest
-        weights = (size, floats(row.weight_bytes for row in rows)[own])
+        weights = floats(row.weight_bytes for row in rows)[own]
         wrong = (written > 0) & (wall < least)
-        text = "{:.0f} tokens of a text took {}; reading {} of weights for each takes {}"
-        values = ((float, longest), (seconds, wall), weights, (seconds, least))
-        self._blame("text bandwidth", wrong, own, text, *values)
+        text = "{:.0f} tokens of a text took {:s}; reading {:B} of weights for each takes {:s}"
+        self._blame("text bandwidth", wrong, own, text, longest, wall, weights, least)
         own, read, first = self.items.row, self.items["input_tokens"], self.items["ttft_s"]
         most = (self.most * self.cards)[own]
-        text = "a prompt of {:.0f} tokens was read in {}; at {}, that takes {}"
-        takes = (seconds, read / most)
-        values = ((float, read), (seconds, first), (str, self.peak[own]), takes)
-        self._blame("prefill", read > most * first, own, text, *values)
+        text = "a prompt of {:.0f} tokens was read in {:s}; at {}, that takes {:s}"
+        wrong = read > most * first
+        self._blame("prefill", wrong, own, text, read, first, self.peak[own], read / most)
 
 
 def _near(value: float, other: float, tolerance: float = ROUNDING) -> bool:
@@ -566,9 +550,14 @@ def _whole(value: object) -> int | None:
     return value if type(value) is int else None
 
 
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
+class _Number(float):
+    """A number that format specifications write with a unit: ``s`` seconds, ``n`` plain, ``%``,
+    ``B`` bytes, or a noun."""
 
-
-def _percent(value: float) -> str:
-    return percent(value, 3)
+    def __format__(self, unit: str) -> str:
+        if unit == "%":
+            return percent(self, 3)
+        if unit.isalpha() and len(unit) > 1:
+            return plural(int(self), unit)
+        write = {"s": seconds, "n": number, "B": size}.get(unit)
+        return write(self) if write is not None else super().__format__(unit)

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 from statistics import median_low
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from orchestrator.core.job import Job, State
 from orchestrator.core.plan import NOTHING, Action, Plan, PlannedJob, Span
@@ -177,36 +180,23 @@ _LEAST_S = 0.1
 _RUN, _FIRST = range(2)
 _KINDS = ("workload", "engine", "model", "cards")
 
-_Features = list[tuple[int, float]]  # indices with values; others are 0
+_Vector = NDArray[np.float64]
 
 
-class _Regression:
-    """Bayesian linear regression with independent priors, one observation at a time."""
+class _Regression(NamedTuple):
+    """Bayesian linear regression, one observation at a time."""
 
-    def __init__(self, deviations: Sequence[float]) -> None:
-        self._weights = [0.0] * len(deviations)
-        self._covariance = [[0.0] * len(deviations) for _ in deviations]
-        for index, deviation in enumerate(deviations):
-            self._covariance[index][index] = deviation**2
+    weights: _Vector
+    covariance: _Vector
 
-    def predict(self, features: _Features) -> float:
-        """Likeliest value."""
-        return sum(self._weights[index] * value for index, value in features)
-
-    def learn(self, features: _Features, observed: float) -> None:
+    def learned(self, features: _Vector, observed: float) -> _Regression:
         """Correct the weights by an observation (a Kalman filter's step)."""
-        shared = [sum(row[index] * value for index, value in features) for row in self._covariance]
-        variance = JOB**2 + sum(shared[index] * value for index, value in features)
+        shared = self.covariance @ features
+        variance = JOB**2 + float(features @ shared)
         most = MOST_DEVIATIONS * sqrt(variance)
-        error = max(-most, min(most, observed - self.predict(features)))
-        for index, own in enumerate(shared):
-            gain = own / variance
-            if gain:
-                self._weights[index] += gain * error
-                row = self._covariance[index]
-                self._covariance[index] = [
-                    value - gain * other for value, other in zip(row, shared, strict=True)
-                ]
+        error = max(-most, min(most, observed - float(features @ self.weights)))
+        gain = shared / variance
+        return _Regression(self.weights + gain * error, self.covariance - np.outer(gain, shared))
 
 
 @dataclass(slots=True)
@@ -241,11 +231,12 @@ class Remaining:
         }
         together = _together(tuple(self._jobs.values()))
         most = sorted(together, key=len, reverse=True)[:MOST_VALUES]
-        self._features: dict[str, _Features] = {job_id: [(_RUN, 1.0)] for job_id in self._jobs}
+        deviations = [RUN, FIRST, *(together[job_ids] for job_ids in most)]
+        self._features = {job_id: np.eye(len(deviations))[_RUN] for job_id in self._jobs}
         for place, job_ids in enumerate(most, start=_FIRST + 1):
             for job_id in job_ids:
-                self._features[job_id].append((place, 1.0))
-        self._factors = _Regression([RUN, FIRST, *(together[job_ids] for job_ids in most)])
+                self._features[job_id][place] = 1.0
+        self._factors = _Regression(np.zeros(len(deviations)), np.diag(np.square(deviations)))
         self._left = dict.fromkeys(self._jobs, 0.0)  # card-seconds, as predicted last
         self._left_s = 0.0  # their sum
         self._longest = ""  # the job of these that takes longest, and has not begun
@@ -375,7 +366,7 @@ class Remaining:
         loads_left = {key: max(0.0, often - self._loads.get(key, 0.0)) for key in to_come}
         for job_id in self._left:
             job = self._jobs[job_id]
-            factor = exp(self._factors.predict(self._features[job_id]))
+            factor = exp(self._features[job_id] @ self._factors.weights)
             key = job.residency_key
             loads = 1.0 if job.alone else min(1.0, loads_left[key])
             loads_left[key] -= loads
@@ -393,19 +384,18 @@ class Remaining:
         Seconds of a start are added to those of work, so the logarithm is not linear in their
         factor: it is taken as linear where the last step led (an iterated Kalman filter).
         """
-        features, factors = self._features[job_id], self._factors
+        features, factors = self._features[job_id].copy(), self._factors
         for _ in range(_STEPS if first else 0):
-            start, at = self._start(job_id), self._factors.predict([(_FIRST, 1.0)])
-            share = 1 - 1 / start
-            self._factors = deepcopy(factors)
-            rest = log(start) - share * at
-            self._factors.learn([*features, (_FIRST, share)], observed - rest)
+            start = self._start(job_id)
+            features[_FIRST] = share = 1 - 1 / start
+            rest = log(start) - share * self._factors.weights[_FIRST]
+            self._factors = factors.learned(features, observed - rest)
         if not first:
-            factors.learn(features, observed)
+            self._factors = factors.learned(features, observed)
 
     def _start(self, job_id: str) -> float:
         """Factor of a job's time if it is its process's first."""
-        extra_s = FIRST_S * exp(self._factors.predict([(_FIRST, 1.0)]))
+        extra_s = FIRST_S * exp(self._factors.weights[_FIRST])
         return 1 + extra_s / self._estimates[job_id]
 
     def _width(self, job_id: str) -> int:

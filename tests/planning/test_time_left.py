@@ -44,19 +44,17 @@ def left_s(remaining: Remaining, now: float, repeats: float = 0.0) -> float:
     return seconds
 
 
-def looks(
-    estimates: Sequence[float], factors: Sequence[float], cards: int, scale: float = 1.0
-) -> Iterator[float]:
+def looks(estimates: Sequence[float], factors: Sequence[float], cards: int) -> Iterator[float]:
     """The time left whenever a job ends or begins, of a run whose jobs take these factors of their
     estimates."""
     some = jobs(len(estimates))
     remaining = Remaining(
-        planned(job, scale * estimate) for job, estimate in zip(some, estimates, strict=True)
+        planned(job, estimate) for job, estimate in zip(some, estimates, strict=True)
     )
     free_at, ends = [0.0] * cards, []
     for job, estimate, factor in zip(some, estimates, factors, strict=False):
         card = min(range(cards), key=lambda index: free_at[index])
-        ends.append((free_at[card] + scale * estimate * factor, free_at[card], job.job_id))
+        ends.append((free_at[card] + estimate * factor, free_at[card], job.job_id))
         free_at[card] = ends[-1][0]
     moments = [(at, False, job_id) for at, _, job_id in ends]
     moments += [(at, True, job_id) for _, at, job_id in ends]
