@@ -132,9 +132,15 @@ def _wall_s(pairs: list[tuple[int, Sample]]) -> float:
     return max(math.fsum(s.wall_s for r, s in pairs if r == rank) for rank, _ in pairs)
 
 
-@given(_RANKED)
-def test_rates_and_times_are_those_of_their_definitions(ranked: list[tuple[int, Sample]]) -> None:
-    found = metrics_of(ranked)
+@given(_RANKED, st.lists(_SECONDS, max_size=3))
+def test_rates_and_times_are_those_of_their_definitions(
+    ranked: list[tuple[int, Sample]], latencies_s: list[float]
+) -> None:
+    prompts = [
+        (0, Item(index=number, input_tokens=1, output_tokens=1, latency_s=latency_s))
+        for number, latency_s in enumerate(latencies_s)
+    ]
+    found = metrics_of(ranked, prompts)
     timed = [pair for pair in ranked if not pair[1].warmup]
     if not timed:
         assert found == NOTHING
@@ -159,21 +165,7 @@ def test_rates_and_times_are_those_of_their_definitions(ranked: list[tuple[int, 
     assert found.throughput_unit == (TOKENS if generates else SAMPLES).unit
     assert found.throughput == (found.generated_tokens_per_s if generates else found.items_per_s)
     assert (found.throughput_low is None) == (len(complete) < 2 or found.throughput is None)
-
-
-@given(_RANKED, st.lists(_SECONDS, max_size=3))
-def test_a_figure_is_there_where_something_was_timed_for_it(
-    ranked: list[tuple[int, Sample]], latencies_s: list[float]
-) -> None:
-    items = [
-        (0, Item(index=number, input_tokens=1, output_tokens=1, latency_s=latency_s))
-        for number, latency_s in enumerate(latencies_s)
-    ]
-    found = metrics_of(ranked, items)
-    timed = [pair for pair in ranked if not pair[1].warmup]
-    parts = _complete(timed) or [timed]
-    counted = [sample for pairs in parts for _, sample in pairs]
     assert (found.tpot_p50_s is not None) == any(sample.step_s for sample in counted)
     assert (found.ttft_s is not None) == any(s.ttft_s is not None for s in counted)
-    assert (found.latency_p50_s is not None) == bool(latencies_s and timed)
+    assert (found.latency_p50_s is not None) == bool(latencies_s)
     assert found.loss_first is found.loss_last is None

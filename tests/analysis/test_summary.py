@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from measurement_factory import START, Night, a_job, every_state, with_interval
 
 from orchestrator.analysis.metrics import peak_memory_bytes
-from orchestrator.analysis.selection import Differences, Setting, newest_final
+from orchestrator.analysis.selection import newest_final
 from orchestrator.analysis.summary import summarize
 from orchestrator.analysis.timeline import timeline_of, union
 from orchestrator.core.job import MAX, Accelerator, State
@@ -115,17 +115,6 @@ def test_unequal_work_is_not_in_one_table_nor_ranked_together() -> None:
     assert len(summary.rankings) == 4 and summary.tables[0].best == frozenset()
     assert set(summary.tables[0].lines) == {"output tokens 128", "output tokens 16"}
     assert summary.shared["text-generation"]["engine"] == "transformers"
-
-
-def test_differences_are_what_some_settings_have_otherwise() -> None:
-    names = ("workload", "model", "dataset", "accelerator", "device", "isolation")
-    same = dict.fromkeys(names, "w") | {"emulated": False, "cards": 1}
-    one = Setting(**same, engine="a", parameters=(("same", "1"), ("x_y", "1")))
-    other = replace(one, engine="b", parameters=(("same", "1"), ("z", "2")))
-    apart = Differences.among([one, other])
-    assert apart.of(one) == {"engine": "a", "x y": "1"}
-    assert apart.of(other) == {"engine": "b", "z": "2"}
-    assert Differences.among([one]).of(one) == {}
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,6 @@ def test_repeats_of_flagged_rows_take_time_where_the_host_is_loaded() -> None:
     """Every row on its processors is flagged then; on real cards elsewhere some may be. Rows of
     emulated cards are not repeated."""
     once = job("x")
-    never = replace(once, measure=replace(once.measure, repeat_flagged=0))
     quiet, loaded = Startup(processors=2), Startup(processors=2, load=7.0)
     (host,) = parse_emulation("1x1:CPU", [Accelerator.CPU])
     host = replace(host, emulated=False)
@@ -142,7 +141,7 @@ def test_repeats_of_flagged_rows_take_time_where_the_host_is_loaded() -> None:
     def times(this: Job, on: Node, startup: Startup) -> tuple[float, float]:
         this = replace(this, accelerator=on.accelerator)
         known = knowing(past(this, 100.0, load_s=0.001))
-        without = replace(this, measure=never.measure)
+        without = replace(this, measure=replace(this.measure, repeat_flagged=0))
         span = duration(planned(this), [on], known, startup)
         plain = duration(planned(without), [on], known, startup)
         assert most_repeats(planned(without), [on]) == 0 and span.low_s == plain.low_s

@@ -80,18 +80,6 @@ def test_the_order_of_measurements_does_not_matter(order: list[int], seed: int) 
     assert one.answer() == other.answer()
 
 
-def test_a_seed_gives_the_same_search_again() -> None:
-    def first_rows(seed: int) -> list[int]:
-        search = a_search(seed)
-        for _ in range(5):
-            (row,) = search.propose()
-            tell(search, row)
-        return list(search.values["rate"])
-
-    assert first_rows(1) == first_rows(1)
-    assert first_rows(1)[0] != first_rows(2)[0]
-
-
 def test_the_end_of_a_space_gives_nothing_more() -> None:
     search = a_search()
     for row in range(len(CELLS) - 1):
