@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 
 from orchestrator.core.job import Accelerator, Job, State
 from orchestrator.core.plan import PastRow
+from orchestrator.core.settings import as_declared
 from orchestrator.core.topology import Node
 from orchestrator.store import files as run_files
-from orchestrator.store.history import parameters_of
 from orchestrator.store.reader import read_rows
 from workloads.base import MeasureSettings
 
@@ -113,7 +113,8 @@ def _nodes(rows: Sequence[Mapping[str, Any]]) -> tuple[Node, ...]:
 
 def _attempt(row: Mapping[str, Any], first: datetime) -> PastAttempt:
     wanted = row["batch_size_requested"]
-    parameters = tuple((name, text) for name, text in row["parameters"] or ())
+    given = {name: json.loads(text) for name, text in row["parameters"] or ()}
+    declared = as_declared(row["workload"], row["engine"], given)
     job = Job(
         experiment="past",
         workload=row["workload"],
@@ -125,7 +126,7 @@ def _attempt(row: Mapping[str, Any], first: datetime) -> PastAttempt:
         batch_size=int(wanted) if wanted.isdigit() else wanted,
         engine=row["engine"],
         isolation=row["isolation"],
-        parameters=parameters_of(row["workload"], row["engine"], parameters),
+        parameters=tuple(sorted(declared.items())),
         measure=MeasureSettings(**{k: v for k, v in row["measure"].items() if v is not None}),
         replicate=row.get("replicate") or 1,
     )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.contender import Contender, take_turns
-from benchmarks.figures import Goal, Line, Outcome, cpu_ratio, rates
+from benchmarks.figures import Goal, Line, Outcome
 from benchmarks.machine import code
 from benchmarks.page import page, table
 
@@ -65,15 +65,6 @@ def test_an_interval_leaves_no_more_out_than_95_percent_allow(many: int) -> None
     assert coverage(left_out) >= 0.95 > coverage(left_out + 1)
     # Five ratios lie on one side of their median in 1 case of 16.
     assert line(*[1.0] * 5).interval is None
-
-
-def test_rates_and_cpu_ratios_come_from_work_and_time() -> None:
-    ours = [{"work": 10, "wall_s": 2.0, "cpu_s": 1.0}]
-    theirs = [{"work": 10, "wall_s": 1.0, "cpu_s": 4.0}]
-    assert rates(ours) == (5.0,)
-    assert cpu_ratio(ours, theirs) == 4.0
-    assert cpu_ratio(ours, [{"work": 10, "wall_s": 1.0}]) is None
-    assert cpu_ratio(ours, [{"work": 10, "wall_s": 1.0, "cpu_s": None}]) is None
 
 
 def outcome(**changes: object) -> dict[str, Any]:

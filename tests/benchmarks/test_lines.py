@@ -49,14 +49,6 @@ def test_warm_and_fresh_workers_are_compared_by_an_interval(jobs, warm, fresh, m
     assert {line.what: line.met for line in found}[SHARE] is met
 
 
-def test_the_start_of_a_worker_stands_beside_that_of_the_script() -> None:
-    script = SCRIPT | {"load_s": 3.0}
-    attempts = [{**SCRIPT, "start_s": 0.1, "load_s": 0.5}, {**SCRIPT, "start_s": None}]
-    lines = {line.what: line for line in lines_of(attempts, [script] * 3, 4.0)}
-    start = lines["start of a worker's process"]
-    assert not start.theirs and "starts in 4.0 s and loads the model at first in 3.0" in start.note
-
-
 def test_nine_of_ten_promises_hold_and_they_are_about_the_runs() -> None:
     runs = [run for file in FILES for run in runs_in(ROOT / file)]
     found = cases(runs)

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from workloads import text_generation
 from workloads.base import BadConfiguration
 from workloads.compression import dictionary, pruning, sharing
-from workloads.compression.pruning import Pruned
 from workloads.devices import device_for
 from workloads.engines.transformers import generation as engine
 from workloads.models.loading import load_causal_model, open_model
@@ -204,22 +203,6 @@ def test_a_row_on_sparse_kernels_has_the_bytes_that_are_left(monkeypatch) -> Non
     assert dense.weights.weight_bytes - found.weights.weight_bytes == took * 7 // 16
     assert found.details["sparsity"] == dense.details["sparsity"]
     assert "sparse kernels in" in found.details["sparse_kernels"]
-
-
-def test_a_momentum_from_before_brings_no_weight_back() -> None:
-    layer = torch.nn.Linear(8, 8, bias=False)
-    mask = pruning.two_of_four_mask(layer.weight)
-    pruned = Pruned(masks={layer.weight: mask})
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
-    for _ in range(2):
-        layer.weight.grad = torch.ones_like(layer.weight)
-        optimizer.step()
-        assert bool((layer.weight[~mask] != 0).all())
-        pruned.mask_weights()
-        assert bool((layer.weight[~mask] == 0).all()) and bool(layer.weight[mask].any())
-    pruned.mask_averages(optimizer)
-    (average,) = [value["momentum_buffer"] for value in optimizer.state.values()]
-    assert bool((average[~mask] == 0).all()) and bool(average[mask].any())
 
 
 @pytest.mark.slow

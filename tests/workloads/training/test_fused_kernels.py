@@ -197,19 +197,6 @@ def test_a_module_that_wants_no_states_keeps_its_own_code() -> None:
     undo()
 
 
-def test_a_trial_that_is_cut_short_leaves_the_model_as_it_was() -> None:
-    """A warm worker keeps the model for its next job."""
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    model = small_model("llama", wide=True)
-    model.model.norm.forward = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        fuse(model, in_place_of_liger())
-    assert [each for each in model.modules() if "forward" in vars(each)] == [model.model.norm]
-
-
 def test_a_norm_of_states_in_another_type_computes_by_itself() -> None:
     model = small_model("llama", wide=True)
     fuse(model, in_place_of_liger())
