@@ -8,7 +8,6 @@ A ``DeviceSpec`` is the static description that plans, the doctor and technique 
 from __future__ import annotations
 
 import enum
-import importlib
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -17,7 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from workloads.base import BadConfiguration, Support, WorkloadError
-from workloads.registry import Declared
+from workloads.registry import Declared, function_of
 
 if TYPE_CHECKING:
     from workloads.devices.base import Device
@@ -332,8 +331,7 @@ def device_spec(name: str) -> DeviceSpec:
 
 def device_class(name: str) -> type[Device]:
     """Return the ``Device`` class of this device; raises as ``device_spec``."""
-    module, _, attribute = device_spec(name).handle.partition(":")
-    return cast("type[Device]", getattr(importlib.import_module(module), attribute))
+    return cast("type[Device]", function_of(device_spec(name).handle))
 
 
 def device_for(name: str) -> Device:

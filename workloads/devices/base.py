@@ -368,10 +368,12 @@ class Device(ABC):
         import torch
 
         kind, keys, *rest = numpy.random.get_state(legacy=True)
+        card = self.card_random()
         return {
             "python": random.getstate(),
             "numpy": (kind, [int(key) for key in keys], *rest),
             "torch": torch.get_rng_state(),
+            **({} if card is None else {"card": card.get_rng_state()}),
         }
 
     def restore_random_state(self, state: Mapping[str, Any]) -> None:
@@ -383,6 +385,12 @@ class Device(ABC):
         random.setstate((version, tuple(keys), gauss))
         numpy.random.set_state(state["numpy"])
         torch.set_rng_state(state["torch"])
+        if (card := self.card_random()) is not None:
+            card.set_rng_state(state["card"])
+
+    def card_random(self) -> Any:
+        """Return the module of the card's random state; None if torch's on the host is all."""
+        return None
 
     def classify(self, error: BaseException) -> BaseException:
         """Return a known error as a ``WorkloadError`` to raise ``from`` it, any other unchanged."""

@@ -250,10 +250,9 @@ class CudaDevice(Device):
     def driver_version(self) -> str:
         version = Path("/proc/driver/nvidia/version")
         if version.exists():  # "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  …"
-            words = version.read_text(encoding="utf-8", errors="replace").split()
-            versions = [word for word in words if word.replace(".", "").isdigit() and "." in word]
-            if versions:
-                return versions[0]
+            text = version.read_text(encoding="utf-8", errors="replace")
+            if number := re.search(r"(?<!\S)\d+(\.\d+)+(?!\S)", text):
+                return number[0]
         return version_in(command_output(*SPEC.driver_command))
 
     def lacks(self, precision: str) -> str | None:
@@ -314,12 +313,8 @@ class CudaDevice(Device):
     def synchronize(self) -> None:
         self._cuda.synchronize()
 
-    def random_state(self) -> dict[str, Any]:
-        return super().random_state() | {"card": self._cuda.get_rng_state()}
-
-    def restore_random_state(self, state: Mapping[str, Any]) -> None:
-        super().restore_random_state(state)
-        self._cuda.set_rng_state(state["card"])
+    def card_random(self) -> Any:
+        return self._cuda
 
     def stamp(self) -> Any:
         event = self._cuda.Event(enable_timing=True)

@@ -327,14 +327,7 @@ class HpuDevice(Device):
 
     def seed(self, seed: int) -> None:
         super().seed(seed)
-        self._random().manual_seed_all(seed)
+        self.card_random().manual_seed_all(seed)
 
-    def random_state(self) -> dict[str, Any]:
-        return super().random_state() | {"card": self._random().get_rng_state()}
-
-    def restore_random_state(self, state: Mapping[str, Any]) -> None:
-        super().restore_random_state(state)
-        self._random().set_rng_state(state["card"])
-
-    def _random(self) -> Any:
+    def card_random(self) -> Any:
         return importlib.import_module("habana_frameworks.torch.hpu.random")

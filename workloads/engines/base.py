@@ -15,6 +15,7 @@ A workload runs on every engine with its ability (``WorkloadSpec.ability``); pac
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -99,9 +100,13 @@ class ServerCommand:
     counters: Mapping[str, str] = field(default_factory=dict)
 
 
-def server_options(values: Mapping[str, object]) -> list[str]:
-    """Command line options ``--NAME=VALUE`` of the values that are not None."""
-    return [f"--{name}={value}" for name, value in values.items() if value is not None]
+def python_command(
+    *words: str, options: Mapping[str, object], switches: Iterable[str] = ()
+) -> tuple[str, ...]:
+    """Command line of a module in this Python: options ``--NAME=VALUE`` of the values that are not
+    None, then switches."""
+    given = (f"--{name}={value}" for name, value in options.items() if value is not None)
+    return (sys.executable, "-m", *words, *given, *(f"--{switch}" for switch in switches))
 
 
 #: Figures of a server's own counters: name -> title, what it is. Gauges are means over the load,

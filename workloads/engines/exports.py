@@ -41,21 +41,17 @@ def package_versions(names: Iterable[str]) -> list[str]:
 
 
 def exported_directory(
-    key: str,
-    build: Callable[[Path], dict[str, Any]],
-    *,
-    before_s: float = 0.0,
-    untimed: Callable[[], dict[str, Any]] = dict,
+    key: str, build: Callable[[Path], dict[str, Any]], *, before_s: float = 0.0
 ) -> Path:
     """The cache's directory of graphs for a key. If missing, ``build`` fills it and returns facts,
-    stored with its time plus ``before_s`` of the graph it starts from, and ``untimed`` facts."""
+    stored with its time plus ``before_s`` of the graph it starts from."""
 
     def timed(directory: Path) -> None:
         base.report_phase("compile")
         began = time.perf_counter()
         facts = build(directory)
         facts["export_s"] = before_s + time.perf_counter() - began
-        write_facts(directory, facts | untimed())
+        write_facts(directory, facts)
         base.report_phase("load")
 
     return cached_directory(key, timed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 from workloads.base import JobDescription, OutOfMemory, Refusal, Request
@@ -14,8 +13,8 @@ from workloads.engines.base import (
     ScheduledServerSettings,
     ServerCommand,
     ServerPlace,
+    python_command,
     refuse_idle_draft,
-    server_options,
 )
 
 _PRECISIONS = ("fp16", "bf16", "fp8")
@@ -66,11 +65,7 @@ def serve(request: Request, place: ServerPlace) -> ServerCommand:
     if source.remote_code:
         switches.append("trust-remote-code")
     return ServerCommand(
-        arguments=(
-            *(sys.executable, "-m", "sglang.launch_server"),
-            *server_options(arguments),
-            *(f"--{name}" for name in switches),
-        ),
+        arguments=python_command("sglang.launch_server", options=arguments, switches=switches),
         model=request.model,
         counters={
             "server_running": "sglang:num_running_reqs",

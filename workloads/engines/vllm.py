@@ -17,7 +17,6 @@ import importlib
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -52,8 +51,8 @@ from workloads.engines.base import (
     ServerCommand,
     ServerPlace,
     older,
+    python_command,
     refuse_idle_draft,
-    server_options,
 )
 from workloads.engines.loaded import Generated, Generation, SteppedEngine, Stepping, computed
 from workloads.inspection.checkpoints import read_config, source_files
@@ -482,10 +481,10 @@ def serve(request: Request, place: ServerPlace) -> ServerCommand:
         **({"trust-remote-code": True} if source.remote_code else {}),
     }
     return ServerCommand(
-        arguments=(
-            *(sys.executable, "-m", *server),
-            *server_options(arguments),
-            *(f"--{'' if on else 'no-'}{name}" for name, on in switches.items()),
+        arguments=python_command(
+            *server,
+            options=arguments,
+            switches=[f"{'' if on else 'no-'}{name}" for name, on in switches.items()],
         ),
         environment={
             **dict.fromkeys(IN_PROCESS),  # the server's core may have processes of its own

@@ -14,7 +14,6 @@ CPU it is plain or compiled torch, for tests rather than speed.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 
 from workloads.base import JobDescription, Refusal, Request, supported, unsupported
@@ -29,7 +28,7 @@ from workloads.engines.base import (
     ServerCommand,
     ServerPlace,
     ServerSettings,
-    server_options,
+    python_command,
 )
 
 _STORED = {
@@ -72,10 +71,7 @@ def serve(request: Request, place: ServerPlace) -> ServerCommand:
         "settings": json.dumps({n: v for n, v in settings.items() if v is not None}),
     }
     return ServerCommand(
-        arguments=(
-            *(sys.executable, "-m", "workloads.engines.graph.server"),
-            *server_options(arguments),
-        ),
+        arguments=python_command("workloads.engines.graph.server", options=arguments),
         environment={KEY_VARIABLE: place.key},
         model=request.model,
         counters={

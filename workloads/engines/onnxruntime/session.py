@@ -269,25 +269,22 @@ def open_graphs(
     import onnxruntime
 
     support = precisions.require(request.precision, device.name, request.engine)
-    settings, model = request.settings, Path(source.path)
+    settings = request.settings
     options = export_options(settings, device.name)
+    key = key_of(kind, fingerprint(Path(source.path)), options)
 
     def build(directory: Path) -> dict[str, Any]:
         exported = prepare()
         proof = {name: tensor.contiguous() for name, tensor in exported.proof.items()}
         save_file(proof, directory / PROOF)
-        facts = {**exported.facts, "graphs": list(exported.parts)}
+        facts = {**exported.facts, "graphs": list(exported.parts), IDENTITY: key}
         for name, part in exported.parts.items():
             facts |= export(part, options, directory / name)
         plain = {name: Graph(directory / name, device, "basic") for name in exported.parts}
         compare(plain, proof).check("fp32", directory / GRAPH)
         return facts
 
-    base = exported_directory(
-        key_of(kind, fingerprint(model), options),
-        build,
-        untimed=lambda: {IDENTITY: key_of(kind, fingerprint(model), options)},
-    )
+    base = exported_directory(key, build)
     level = str(settings.get("graph_optimization") or "all")
     directory = in_precision(base, request.precision, str(settings.get("calibration") or ""))
     names = graphs_of(base)

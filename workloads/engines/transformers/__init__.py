@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
@@ -21,7 +20,7 @@ from workloads.engines.base import (
     ServerPlace,
     ServerSettings,
     is_encoder_decoder,
-    server_options,
+    python_command,
 )
 from workloads.settings import Declaration, choice
 
@@ -154,10 +153,10 @@ def serve(request: Request, place: ServerPlace) -> ServerCommand:
     }
     batching = "" if request.settings.get("server_batching") else "no-"
     return ServerCommand(
-        arguments=(
-            *(sys.executable, "-m", "transformers.cli.transformers", "serve", path),
-            *server_options(arguments),
-            f"--{batching}continuous-batching",
+        arguments=python_command(
+            *("transformers.cli.transformers", "serve", path),
+            options=arguments,
+            switches=[f"{batching}continuous-batching"],
         ),
         environment={"OMP_NUM_THREADS": str(place.threads)},
         model=path,
