@@ -18,7 +18,7 @@ from orchestrator.doctor.probe import NEEDED
 from orchestrator.on_ray.examination import ClusterFacts, NodeFacts, Probe, Versions
 from orchestrator.util.format import listed, plural
 from orchestrator.util.host import HOME_REMEDY, MEMORY_REMEDY
-from workloads.devices import Finding, Level, all_devices
+from workloads.devices import Finding, Level, all_devices, release_of
 from workloads.engines import ENGINES, engine_packages
 
 #: Packages whose versions must match for rows of two nodes to be comparable.
@@ -169,7 +169,7 @@ def check_imports(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
             for other, limit in needed.below.items():
                 if needed.name not in versions or other not in versions:
                     continue
-                if _release(versions[other]) >= _release(limit):
+                if release_of(versions[other]) >= release_of(limit):
                     message = (
                         f"{other} {versions[other]} is too new for {needed.name} "
                         f"{versions[needed.name]}"
@@ -307,12 +307,6 @@ def check_space(probe: Probe) -> Iterator[Finding]:
                 f"free some, or put it elsewhere: {elsewhere}",
                 Level.ERROR if space.free_bytes < limit / 10 else Level.WARNING,
             )
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """Return the first two numbers: 1.24 of ``1.24.1-b336d5e``; zeros if there are none."""
-    parts = [*version.replace("-", ".").split("."), "", ""][:2]
-    return tuple(int(part) if part.isdigit() else 0 for part in parts)
 
 
 def judge(facts: ClusterFacts) -> list[Finding]:

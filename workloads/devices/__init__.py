@@ -154,6 +154,12 @@ class ServerFacts:
     hugepage_bytes: int = 0
 
 
+def release_of(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version: (1, 24, 1) of ``1.24.1-b336d5e``; () without any."""
+    numbers = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, numbers[0].split("."))) if numbers else ()
+
+
 class Level(enum.IntEnum):
     """Severity of a finding."""
 
@@ -292,17 +298,13 @@ def own_devices() -> tuple[DeviceSpec, ...]:
 @cache
 def all_devices() -> tuple[DeviceSpec, ...]:
     """Return the devices of this folder, then those of other packages, in their declared order."""
-    taken = {spec.accelerator for spec in own_devices()}
-    devices = list(own_devices())
+    devices = {spec.accelerator: spec for spec in own_devices()}
     theirs = (DEVICES[name] for name in DEVICES if name not in DEVICES.own)
     for spec in sorted(theirs, key=lambda spec: (spec.order, spec.name)):
-        if spec.accelerator in taken:
+        if devices.setdefault(spec.accelerator, spec) is not spec:
             message = "device %s is left out: there is an accelerator %s"
             logging.getLogger("nightgrid.devices").warning(message, spec.name, spec.accelerator)
-            continue
-        taken.add(spec.accelerator)
-        devices.append(spec)
-    return tuple(devices)
+    return tuple(devices.values())
 
 
 @cache

@@ -26,7 +26,7 @@ from workloads.base import (
     OutOfMemory,
     supported,
 )
-from workloads.devices import NF4, DeviceSpec, Finding, Level, ServerFacts, Texts
+from workloads.devices import NF4, DeviceSpec, Finding, Level, ServerFacts, Texts, release_of
 from workloads.devices.base import Device, command_output, version_in
 from workloads.devices.monitor import nvidia
 from workloads.devices.monitor.host import CardTelemetry, CardUse
@@ -119,14 +119,14 @@ def _toolkit_version() -> dict[str, str]:
 
 #: CUDA release of torch -> oldest driver that runs it (NVIDIA, "CUDA Compatibility", table 1 of
 #: "Minor Version Compatibility").
-_OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
+_OLDEST_DRIVERS: Mapping[tuple[int, ...], int] = {(11,): 450, (12,): 525, (13,): 580}
 
 
 def examine_server(_cards: int, facts: ServerFacts) -> Iterator[Finding]:
     """Check that the driver is new enough for the CUDA release of the node's torch. Pure."""
     toolkit, driver = facts.versions.get("cuda", ""), facts.driver_version or ""
-    oldest = _OLDEST_DRIVERS.get(_major(toolkit), 0)
-    if driver and _major(driver) < oldest:
+    oldest = _OLDEST_DRIVERS.get(release_of(toolkit)[:1], 0)
+    if driver and release_of(driver) < (oldest,):
         yield Finding(
             "driver",
             f"the driver is {driver}, and torch {facts.versions.get('torch', '')} is built for "
@@ -135,12 +135,6 @@ def examine_server(_cards: int, facts: ServerFacts) -> Iterator[Finding]:
             "CUDA (https://pytorch.org/get-started/previous-versions)",
             Level.ERROR,
         )
-
-
-def _major(version: str) -> int:
-    """Return the first number of a version; 0 if there is none."""
-    number = version.partition(".")[0]
-    return int(number) if number.isdecimal() else 0
 
 
 SPEC = DeviceSpec(

@@ -14,14 +14,13 @@ A workload runs on every engine with its ability (``WorkloadSpec.ability``); pac
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from workloads.base import JobDescription, Metric, Refusal, Support
-from workloads.devices import Texts, device_spec
+from workloads.devices import Texts, device_spec, release_of
 from workloads.models.catalog import checkpoint_kind
 from workloads.registry import task_of
 from workloads.settings import Settings, choice
@@ -222,7 +221,7 @@ class EngineSpec:
                 return f"{package.name} is not installed there: {self.install}"
             for other, limit in package.below.items():
                 there = versions.get(other)
-                if there is None or not older(there, limit):
+                if there is None or release_of(there) >= release_of(limit):
                     return f"{package.name} needs {other} below {limit}, not {there or 'none'}"
         modes = self.modes.get(device)
         return modes.lacks(mode, versions) if modes is not None else ""
@@ -231,16 +230,6 @@ class EngineSpec:
         """Kind of process that runs this engine in a mode; "" for an ordinary one."""
         own = self.name if self.own_process else ""
         return "/".join(part for part in (own, apart, mode) if part and part != ORDINARY_MODE)
-
-
-def older(version: str, limit: str) -> bool:
-    """Compare versions by their leading numbers."""
-
-    def numbers(text: str) -> tuple[int, ...]:
-        found = re.match(r"\d+(\.\d+)*", text)
-        return tuple(map(int, found[0].split("."))) if found else ()
-
-    return numbers(version) < numbers(limit)
 
 
 def is_encoder_decoder(model: str) -> bool:

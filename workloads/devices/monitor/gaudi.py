@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads.devices import CardFacts, Finding, Level, ServerFacts
+from workloads.devices import CardFacts, Finding, Level, ServerFacts, release_of
 from workloads.devices.base import LibraryCalls, command_output
 from workloads.devices.monitor.host import (
     CardTelemetry,
@@ -330,7 +330,7 @@ def examine_server(cards: int, facts: ServerFacts) -> Iterator[Finding]:
     yield from _links(facts)
     # Driver and software must match: else jobs fail with `synStatus=26 [Generic failure]`.
     plugin, driver = facts.versions.get("habana-torch-plugin"), facts.driver_version
-    if plugin and driver and _release(plugin) != _release(driver):
+    if plugin and driver and release_of(plugin)[:2] != release_of(driver)[:2]:
         yield Finding(
             "driver",
             f"the driver is {driver}, Habana's PyTorch is {plugin}",
@@ -342,7 +342,7 @@ def examine_server(cards: int, facts: ServerFacts) -> Iterator[Finding]:
     yield from _hugepages(facts)
     # Linux 6.8 without IOMMU passthrough is known to corrupt results on Gaudi.
     passthrough = "iommu=pt" in facts.kernel_arguments.split()
-    if _release(facts.kernel.rpartition(" ")[2]) >= (6, 8) and not passthrough:
+    if release_of(facts.kernel.rpartition(" ")[2]) >= (6, 8) and not passthrough:
         yield Finding(
             "iommu",
             f"{facts.kernel} runs without IOMMU passthrough, with which models on Gaudi "
@@ -433,16 +433,10 @@ def _processors(facts: ServerFacts) -> Iterator[Finding]:
             "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/"
             "scaling_governor on the server, before containers start",
         )
-    if facts.max_cstate and _release(facts.kernel.rpartition(" ")[2]) >= (5, 9):
+    if facts.max_cstate and release_of(facts.kernel.rpartition(" ")[2]) >= (5, 9):
         yield Finding(
             "idle-states",
             f"idle cores may sleep down to state C{facts.max_cstate}",
             'GRUB_CMDLINE_LINUX_DEFAULT="intel_idle.max_cstate=0" in /etc/default/grub, '
             "then update-grub and a reboot",
         )
-
-
-def _release(version: str) -> tuple[int, int]:
-    """Return major and minor version: 1.24 of ``1.24.1-b336d5e``; zeros if missing."""
-    parts = [int(part) if part.isdigit() else 0 for part in re.split(r"[.-]", version)[:2]]
-    return (*parts, 0, 0)[0], (*parts, 0, 0)[1]
