@@ -12,9 +12,7 @@ import pytest
 
 from orchestrator.cli import models
 from workloads.data.datasets import load_examples
-from workloads.data.lengths import write_synthetic
 from workloads.data.shapes import Example, write_json_lines
-from workloads.models import loading
 
 
 class Characters:
@@ -100,16 +98,6 @@ def test_bad_input_is_an_error_with_its_place(directory, tmp_path, nightgrid) ->
         assert words in nightgrid("dataset", "advertisegen", place, code=1).err
     nightgrid("dataset", "synthetic", tmp_path / "one", "--count", 1, code=1)
     nightgrid("dataset", "synthetic", tmp_path / "none", "--count", 0, code=2)
-
-
-def test_real_tokens_of_the_embedded_model(tmp_path, nightgrid) -> None:
-    write_synthetic(tmp_path, 120)
-    report = nightgrid("dataset", "advertisegen", tmp_path, "--json").json
-    tokenizer = loading.load_tokenizer(loading.open_model("tiny-chatglm3"))
-    examples = load_examples(str(tmp_path))
-    longest = max(len(tokenizer.encode(e.content, add_special_tokens=False)) for e in examples)
-    assert report["input"]["percentiles"]["max"] == longest
-    assert report["total"]["count"] == len(examples) == 120
 
 
 @pytest.mark.usefixtures("by_character")
