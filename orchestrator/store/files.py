@@ -66,7 +66,6 @@ def answer_file(number: int) -> str:
     return f"answer-{number}.yaml"
 
 
-_ANSWER = re.compile(r"answer-[0-9]{1,4}\.yaml")
 _TRACE = re.compile(r"trace-[A-Za-z0-9._-]{1,200}\.json\.gz")
 
 
@@ -87,11 +86,6 @@ def requests_of(attempt_id: str) -> str:
 def is_trace(name: str) -> bool:
     """Return whether this is the name of a trace."""
     return _TRACE.fullmatch(name) is not None
-
-
-def is_answer(name: str) -> bool:
-    """Return whether this is the name of the grid of an answer."""
-    return _ANSWER.fullmatch(name) is not None
 
 
 # ---------------------------------------------------------------- where runs lie
@@ -233,3 +227,9 @@ def remove_stop_requests(run: Path) -> None:
 
 #: Side files that are copied with a run. Status last: the rows that it counts precede it.
 TRAVELLING = (GRID, OPTIONS, CARD_CHECKS, PREDICTIONS, REPORT, STATUS)
+_ANSWER = re.compile(r"answer-[0-9]{1,4}\.yaml")
+
+
+def travels(name: str) -> bool:
+    """Return whether a side file of this name is copied with a run."""
+    return name in TRAVELLING or is_trace(name) or _ANSWER.fullmatch(name) is not None

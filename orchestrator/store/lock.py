@@ -18,8 +18,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from orchestrator.core.errors import StoreError, StoreLocked
 from orchestrator.store import disk
@@ -33,8 +36,6 @@ SILENCE_S = 60.0  # twelve heartbeats: longer than a network file system is usua
 _LARGEST_BYTES = 2**16
 #: Errors of ``link`` on file systems without hard links.
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTSUP)
-#: Upper limits of numbers in the lock file; ``locked_at``: the year 2286.
-_LARGEST = {"pid": 2**31, "process_started": 1e15, "locked_at": 1e10}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +46,10 @@ class Holder:
     machine_id: str  # survives reboots; empty where unknown
     boot_id: str
     pid_namespace: str  # process ids mean something only in the same one (containers)
-    pid: int
-    process_started: float  # clock ticks since boot, as the kernel counts
-    locked_at: float  # seconds since the epoch
+    pid: Annotated[int, Field(ge=0, le=2**31)]
+    #: Clock ticks since boot, as the kernel counts.
+    process_started: Annotated[float, Field(ge=0, le=1e15)]
+    locked_at: Annotated[float, Field(ge=0, le=1e10)]  # seconds since the epoch, to the year 2286
     token: str
     flocked: bool = False  # whether the lock file itself is locked while the holder lives
 
@@ -69,20 +71,6 @@ class Holder:
             token=secrets.token_hex(8),
         )
 
-    @classmethod
-    def parsed(cls, data: bytes) -> Holder:
-        """Parse a lock file; raise ValueError, KeyError, TypeError or RecursionError if invalid."""
-        values = json.loads(data)
-        holder = cls(**{field.name: values[field.name] for field in fields(cls)})
-        for name, usual in asdict(cls.this_process()).items():
-            value = values[name]
-            # Out of range: a time beyond any calendar, infinity, or an impossible process id.
-            if type(value) is not type(usual) or (
-                name in _LARGEST and not 0 <= value <= _LARGEST[name]
-            ):
-                raise ValueError(f"{name} is {value!r:.40}")
-        return holder
-
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.locked_at))
         return f"process {self.pid} on {self.host}, which held the run since {since}"
@@ -99,6 +87,9 @@ class Holder:
     def on_kernel_of(self, here: Holder) -> bool:
         """Return whether both run on one kernel since the same boot, in any container."""
         return self.boot_id == here.boot_id and bool(self.boot_id or self.host == here.host)
+
+
+_HOLDER = TypeAdapter(Holder)
 
 
 def driver_lives(directory: Path) -> bool | None:
@@ -157,14 +148,15 @@ class RunLock:
     def holder(self) -> Holder | None:
         """Return the holder, None if free; StoreLocked if invalid, StoreError if unreadable."""
         try:
-            return Holder.parsed(disk.read(self.path, _LARGEST_BYTES))
+            return _HOLDER.validate_json(disk.read(self.path, _LARGEST_BYTES), strict=True)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise StoreError(f"cannot read {self.path}: {error.strerror or error}") from error
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except ValidationError as error:
+            why = error.errors(include_url=False)[0]["msg"]
             raise StoreLocked(
-                f"{self.path} exists but does not say who holds the run ({error!r}). If no driver "
+                f"{self.path} exists but does not say who holds the run ({why}). If no driver "
                 "works on it, delete the file."
             ) from error
 

@@ -32,15 +32,12 @@ MARKER = "mirror.json"
 
 
 def travelling_files(run: Path) -> list[str]:
-    """Names of the files to copy, status after its rows; OSError if rows cannot be listed."""
-    names = []
-    with contextlib.suppress(FileNotFoundError):
-        names = [f"{files.ROWS}/{name}" for name in sorted(disk.names(run / files.ROWS))]
-    with contextlib.suppress(OSError):
-        beside = sorted(disk.names(run))
-        names += [name for name in beside if files.is_trace(name) or files.is_answer(name)]
-        names += [f"{files.REQUESTS}/{name}" for name in sorted(disk.names(run / files.REQUESTS))]
-    names += files.TRAVELLING
+    """Names of the files to copy, status after its rows; OSError if they cannot be listed."""
+    names: list[str] = []
+    for folder in (files.ROWS, files.REQUESTS, ""):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            listed = sorted(disk.names(run / folder), key=lambda name: (name == files.STATUS, name))
+            names += [str(Path(folder, name)) for name in listed]
     return [name for name in names if _travels(name) and os.path.isfile(run / name)]
 
 
@@ -48,7 +45,7 @@ def _travels(name: str) -> bool:
     """Return whether a file of this relative name is copied; others are never written."""
     folder, _, last = name.rpartition("/")
     known = {
-        "": name in files.TRAVELLING or files.is_trace(name) or files.is_answer(name),
+        "": files.travels(name),
         files.ROWS: has_rows(last),
         files.REQUESTS: last.endswith(".arrow") and not last.startswith("."),
     }
