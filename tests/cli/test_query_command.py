@@ -57,9 +57,11 @@ def test_rows_of_all_runs_are_counted(query: Queries) -> None:
     assert query(sql, "--run", "two") == [{"run": "two", "n": 2}]
 
 
-def test_jobs_are_the_newest_final_rows(query: Queries) -> None:
+def test_jobs_are_the_newest_final_rows(query: Queries, monkeypatch: pytest.MonkeyPatch) -> None:
     sql = "select throughput from jobs where run = 'one' order by throughput desc"
-    assert [line["throughput"] for line in query(sql)] == [999.0, 102.0, 101.0]
+    monkeypatch.setattr(sys, "stdin", io.StringIO(sql))
+    for typed in (sql, "-"):
+        assert [line["throughput"] for line in query(typed)] == [999.0, 102.0, 101.0]
 
 
 def test_samples_and_items_are_rows_of_their_own(query: Queries) -> None:
@@ -100,11 +102,6 @@ def test_columns_without_room_stand_on_lines_of_their_own(
     lines = [line.split() for line in printed.out.splitlines()]
     assert lines.count(["run", "two"]) == 2
     assert ["throughput", "100"] in lines and ["throughput", "101"] in lines
-
-
-def test_a_statement_from_standard_input(query: Queries, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("select count(*) as n from jobs"))
-    assert query("-") == [{"n": 5}]
 
 
 CHANGES = "is refused: a query reads rows and changes none"
