@@ -7,26 +7,23 @@ from collections.abc import Iterator
 
 import shtab
 
-from orchestrator.cli import options as shared
 from orchestrator.util import output
 
-EPILOG = """\
-examples:
-  source <(nightgrid completion bash)        # for this shell
-  nightgrid completion bash > ~/.local/share/bash-completion/completions/nightgrid
-  nightgrid completion zsh > "${fpath[1]}/_nightgrid"
-  nightgrid completion fish > ~/.config/fish/completions/nightgrid.fish
 
-It completes commands, options, their choices, grid files, and names of runs in --results,
-$NIGHTGRID_RESULTS or ./results. Make it anew after an update of Nightgrid.
-"""
+def add_completion_arguments(parser: argparse.ArgumentParser) -> None:
+    """examples:
+      source <(nightgrid completion bash)        # for this shell
+      nightgrid completion bash > ~/.local/share/bash-completion/completions/nightgrid
+      nightgrid completion zsh > "${fpath[1]}/_nightgrid"
+      nightgrid completion fish > ~/.config/fish/completions/nightgrid.fish
 
-
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    It completes commands, options, their choices, grid files, and names of runs in --results,
+    $NIGHTGRID_RESULTS or ./results. Make it anew after an update of Nightgrid.
+    """
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="which shell")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_completion(args: argparse.Namespace) -> int:
     """Print the script."""
     from orchestrator.cli.main import full_parser
 
@@ -112,6 +109,3 @@ def _completes_to(action: argparse.Action) -> object | None:
     if action.metavar == "DIR":
         return shtab.DIRECTORY
     return shtab.FILE if action.metavar in ("FILE", "OUT") or action.dest == "source" else None
-
-
-COMMANDS = {"completion": shared.Command(_add_arguments, run, EPILOG)}

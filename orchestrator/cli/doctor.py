@@ -34,23 +34,21 @@ from orchestrator.util.host import load_problem
 from orchestrator.worker.layers import layer_findings
 from workloads.devices import Finding, Level
 
-EPILOG = """\
-examples:
-  nightgrid doctor                                      this machine, with its own cards
-  nightgrid doctor --emulate 2x8                        this machine, with emulated cards
-  nightgrid doctor --address http://127.0.0.1:8265      a cluster, through an SSH tunnel
-  nightgrid doctor --grid night.yaml --emulate 2x8      and this grid's models and data
-  nightgrid doctor --shared /shared --nodes 3           on a machine of the cluster
 
-exit codes:
-  0    fit; notes at most
-  12   warnings: a run works, and is slower or its figures doubtful
-  13   errors: a run would fail, wholly or on some node
-  3    no cluster can be joined;  5  the dashboard does not answer, or not in time
-"""
+def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    """examples:
+      nightgrid doctor                                      this machine, with its own cards
+      nightgrid doctor --emulate 2x8                        this machine, with emulated cards
+      nightgrid doctor --address http://127.0.0.1:8265      a cluster, through an SSH tunnel
+      nightgrid doctor --grid night.yaml --emulate 2x8      and this grid's models and data
+      nightgrid doctor --shared /shared --nodes 3           on a machine of the cluster
 
-
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    exit codes:
+      0    fit; notes at most
+      12   warnings: a run works, and is slower or its figures doubtful
+      13   errors: a run would fail, wholly or on some node
+      3    no cluster can be joined;  5  the dashboard does not answer, or not in time
+    """
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--address",
@@ -108,7 +106,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add(parser, "--json")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_doctor(args: argparse.Namespace) -> int:
     """Examine the nodes and print the findings."""
     if not args.emulate and is_job_address(args.address):
         return _from_afar(args)
@@ -222,6 +220,3 @@ def _from_afar(args: argparse.Namespace) -> int:
     value = answered | checks.findings_json(findings)
     shared.print_answer(args, value, *answered["summary"], *checks.finding_lines(findings))
     return checks.exit_code(findings)
-
-
-COMMANDS = {"doctor": shared.Command(_add_arguments, run, EPILOG)}

@@ -1,6 +1,8 @@
 """The command line: ``nightgrid COMMAND`` or ``python -m orchestrator COMMAND``.
 
-``COMMANDS`` names the module of each command; only that of the chosen one is imported.
+``COMMANDS`` names the module of each command; only that of the chosen one is imported. Of the
+command NAME it has ``add_NAME_arguments``, whose docstring ends its help, and ``run_NAME``, which
+returns the exit code.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import contextlib
 import difflib
 import errno
 import importlib
+import inspect
 import logging
 import os
 import re
@@ -124,10 +127,12 @@ def _parser(names: Iterable[str], filled_in: Collection[str]) -> argparse.Argume
         module, summary = COMMANDS[name]
         command = commands.add_parser(name, help=summary, description=summary)
         if name in filled_in:
-            declared = importlib.import_module(f"orchestrator.cli.{module}").COMMANDS[name]
-            command.epilog, command.formatter_class = declared.epilog, parser.formatter_class
-            declared.add_arguments(command)
-            command.set_defaults(run=declared.run, refuse=command.error)
+            functions = importlib.import_module(f"orchestrator.cli.{module}")
+            add_arguments = getattr(functions, f"add_{name}_arguments")
+            add_arguments(command)
+            command.epilog = inspect.cleandoc(add_arguments.__doc__)
+            command.formatter_class = parser.formatter_class
+            command.set_defaults(run=getattr(functions, f"run_{name}"), refuse=command.error)
     return parser
 
 

@@ -48,14 +48,13 @@ from workloads.models.drawing import draw_svg, draw_text, picture_of
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.models.slides import draw_slide
 
-DESCRIBE_EPILOG = """\
-examples:
-  nightgrid describe tiny-chatglm3
-  nightgrid describe chatglm3-6b/config.json --svg chatglm3.svg
-"""
 
-
-def _add_describe_arguments(parser: argparse.ArgumentParser) -> None:
+def add_describe_arguments(parser: argparse.ArgumentParser) -> None:
+    """
+    examples:
+      nightgrid describe tiny-chatglm3
+      nightgrid describe chatglm3-6b/config.json --svg chatglm3.svg
+    """
     parser.add_argument(
         "model", help="an embedded model, a directory, a config.json (ChatGLM3's own too), a hub id"
     )
@@ -153,14 +152,12 @@ def _print_tables(description: Description, console: Console) -> None:
     _print_table(console, "Fine-tuning adapters", ("LoRA on",), numbers, adapters)
 
 
-CONVERT_EPILOG = """\
-examples:
-  nightgrid convert chatglm3-6b/ chatglm3-6b-native/
-  nightgrid describe chatglm3-6b-native/       then name that directory as `model:` of a grid
-"""
-
-
-def _add_convert_arguments(parser: argparse.ArgumentParser) -> None:
+def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
+    """
+    examples:
+      nightgrid convert chatglm3-6b/ chatglm3-6b-native/
+      nightgrid describe chatglm3-6b-native/       then name that directory as `model:` of a grid
+    """
     parser.add_argument("source", type=Path, help="directory with config.json and the weights")
     parser.add_argument("destination", type=Path, help="directory to write; must not exist")
     parser.add_argument("--force", action="store_true", help="replace a model that is there")
@@ -196,17 +193,14 @@ def run_convert(args: argparse.Namespace) -> int:
     )
 
 
-PROTECT_EPILOG = """\
-examples:
-  nightgrid protect llama/ llama-protected/ --key-file model.key --new-key
-  nightgrid run grid.yaml --key-file model.key         with `model: llama-protected` in the grid
+def add_protect_arguments(parser: argparse.ArgumentParser) -> None:
+    """examples:
+      nightgrid protect llama/ llama-protected/ --key-file model.key --new-key
+      nightgrid run grid.yaml --key-file model.key         with `model: llama-protected` in the grid
 
-The weight files are sealed by AES-256-GCM and are opened into memory only. config.json and the
-tokenizer stay readable. docs/security.md says what this does not protect against.
-"""
-
-
-def _add_protect_arguments(parser: argparse.ArgumentParser) -> None:
+    The weight files are sealed by AES-256-GCM and are opened into memory only. config.json and the
+    tokenizer stay readable. docs/security.md says what this does not protect against.
+    """
     parser.add_argument("source", type=Path, help="a model's directory with safetensors files")
     parser.add_argument("destination", type=Path, help="directory to write; must not exist")
     parser.add_argument(
@@ -250,16 +244,15 @@ _BAR_WIDTH = 40
 #: A hundred times AdvertiseGen's: gigabytes, and minutes.
 MOST_EXAMPLES = 10_000_000
 
-DATASET_EPILOG = """\
-examples:
-  nightgrid dataset lengths alpaca.jsonl                          in tokens: prompts, answers
-  nightgrid dataset advertisegen AdvertiseGen/ --tiny tiny.json   the same, and 100 samples
-  nightgrid dataset probe /data                                   MB/s, files/s where data lies
-  nightgrid dataset synthetic made/ --count 1000                  a made-up twin to try things with
-"""
 
-
-def _add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
+def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
+    """
+    examples:
+      nightgrid dataset lengths alpaca.jsonl                          in tokens: prompts, answers
+      nightgrid dataset advertisegen AdvertiseGen/ --tiny tiny.json   the same, and 100 samples
+      nightgrid dataset probe /data                                   MB/s, files/s where data lies
+      nightgrid dataset synthetic made/ --count 1000                  a made-up twin to try it with
+    """
     kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
     what = "print the lengths of AdvertiseGen's train.json and dev.json; sample them by length"
     real = kinds.add_parser("advertisegen", help=what)
@@ -416,22 +409,19 @@ def _text(name: str, tokenizer: str, description: DatasetDescription) -> str:
     return "\n".join(lines)
 
 
-VERIFY_EPILOG = """\
-The same prompts go through each engine on its card and through stock transformers on the CPU of
-the same node. Tokens and logits are compared; the largest logit difference is in the row. In 16
-bits texts may part at a near tie, where the reference hardly preferred its own token; that is
-agreement. A quantised model is another one: its difference is shown, not judged.
+def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
+    """The same prompts go through each engine on its card and through stock transformers on the CPU
+    of the same node. Tokens and logits are compared; the largest logit difference is in the row. In
+    16 bits texts may part at a near tie, where the reference hardly preferred its own token; that
+    is agreement. A quantised model is another one: its difference is shown, not judged.
 
-examples:
-  nightgrid verify grids/gaudi.yaml                      on the Ray cluster, before the first night
-  nightgrid verify grids/smoke.yaml --emulate 1x1:HPU    the way, on an emulated card
+    examples:
+      nightgrid verify grids/gaudi.yaml                   on the Ray cluster, before the first night
+      nightgrid verify grids/smoke.yaml --emulate 1x1:HPU    the way, on an emulated card
 
-exit codes:
-  0    all that ran agrees;  14  some numbers do not, or a job gave none
-"""
-
-
-def _add_verify_arguments(parser: argparse.ArgumentParser) -> None:
+    exit codes:
+      0    all that ran agrees;  14  some numbers do not, or a job gave none
+    """
     parser.add_argument(
         "grid", metavar="FILE", type=grid_path, help="the grid whose jobs are verified"
     )
@@ -515,12 +505,3 @@ def _as_text(answers: list[Verified]) -> str:
             lines.append(f"  {answer.note}")
         blocks.append("\n".join(lines))
     return "\n".join(blocks)
-
-
-COMMANDS = {
-    "describe": shared.Command(_add_describe_arguments, run_describe, DESCRIBE_EPILOG),
-    "convert": shared.Command(_add_convert_arguments, run_convert, CONVERT_EPILOG),
-    "protect": shared.Command(_add_protect_arguments, run_protect, PROTECT_EPILOG),
-    "dataset": shared.Command(_add_dataset_arguments, run_dataset, DATASET_EPILOG),
-    "verify": shared.Command(_add_verify_arguments, run_verify, VERIFY_EPILOG),
-}

@@ -9,7 +9,7 @@ from dataclasses import fields
 from datetime import datetime
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.core.deadline import parse_budget, parse_deadline
 from orchestrator.core.errors import OptionError
@@ -27,14 +27,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", int, float)
 P = TypeVar("P")
-
-
-class Command(NamedTuple):
-    """One command of the command line."""
-
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
-    epilog: str  # the end of its help
 
 
 def number(kind: type[T], low: float, high: float, wanted: str) -> Callable[[str], T]:

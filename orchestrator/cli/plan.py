@@ -47,14 +47,13 @@ from workloads.models.catalog import find_model
 from workloads.models.precision import PRECISIONS, support, table
 from workloads.rules import refusals
 
-INIT_EPILOG = """\
-examples:
-  nightgrid init --model tiny-chatglm3                            writes grid.yaml
-  nightgrid init tune.yaml --model ./chatglm3-6b --dataset my.jsonl --workload finetuning
-"""
 
-
-def _add_init_arguments(parser: argparse.ArgumentParser) -> None:
+def add_init_arguments(parser: argparse.ArgumentParser) -> None:
+    """
+    examples:
+      nightgrid init --model tiny-chatglm3                            writes grid.yaml
+      nightgrid init tune.yaml --model ./chatglm3-6b --dataset my.jsonl --workload finetuning
+    """
     parser.add_argument(
         "file", nargs="?", type=Path, default=Path("grid.yaml"), help="(default: grid.yaml)"
     )
@@ -178,16 +177,14 @@ def _device(accelerator: str | None) -> DeviceSpec:
     return next((spec for spec in own if spec.tool and shutil.which(spec.tool)), own[0])
 
 
-PLAN_EPILOG = """\
-examples:
-  nightgrid plan grids/smoke.yaml --emulate 2x8           every job, and why some will not run
-  nightgrid plan grids/smoke.yaml --address http://head:8265    on the cluster that is there
-  nightgrid plan grids/smoke.yaml --json | jq .summary    for scripts
-  nightgrid run grids/smoke.yaml --emulate 2x8            executes this very plan
-"""
-
-
-def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """
+    examples:
+      nightgrid plan grids/smoke.yaml --emulate 2x8           every job, and why some will not run
+      nightgrid plan grids/smoke.yaml --address http://head:8265    on the cluster that is there
+      nightgrid plan grids/smoke.yaml --json | jq .summary    for scripts
+      nightgrid run grids/smoke.yaml --emulate 2x8            executes this very plan
+    """
     shared.add_grid_arguments(parser)
     parser.add_argument(
         "--address",
@@ -217,19 +214,16 @@ def run_plan(args: argparse.Namespace) -> int:
     return 0
 
 
-PREDICT_EPILOG = """\
-examples:
-  nightgrid predict grids/search.yaml                 from its run, and all others on its devices
-  nightgrid predict grids/search.yaml --runs monday   from its run, and one other
-  nightgrid predict grids/search.yaml --runs          from its own run alone
+def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
+    """examples:
+      nightgrid predict grids/search.yaml                from its run, and all others on its devices
+      nightgrid predict grids/search.yaml --runs monday  from its run, and one other
+      nightgrid predict grids/search.yaml --runs         from its own run alone
 
-Measured cells inform the others of their workload and kind of card. The table goes to
-predictions.parquet in the run's directory, if there is one, and to its report.
-exit codes: 0; 4 rows cannot be read, or none informs this grid
-"""
-
-
-def _add_predict_arguments(parser: argparse.ArgumentParser) -> None:
+    Measured cells inform the others of their workload and kind of card. The table goes to
+    predictions.parquet in the run's directory, if there is one, and to its report.
+    exit codes: 0; 4 rows cannot be read, or none informs this grid
+    """
     shared.add_grid_arguments(parser)
     parser.add_argument(
         "--runs",
@@ -268,14 +262,12 @@ def run_predict(args: argparse.Namespace) -> int:
     return 0
 
 
-SIMULATE_EPILOG = """\
-examples:
-  nightgrid simulate grids/smoke.yaml --emulate 2x8                   how long the night would be
-  nightgrid simulate grids/smoke.yaml --emulate 128x8 --faults 0.02   and with accidents
-"""
-
-
-def _add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
+def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
+    """
+    examples:
+      nightgrid simulate grids/smoke.yaml --emulate 2x8                  how long the night would be
+      nightgrid simulate grids/smoke.yaml --emulate 128x8 --faults 0.02  and with accidents
+    """
     shared.add_grid_arguments(parser)
     parser.add_argument(
         "--faults",
@@ -361,15 +353,13 @@ def _print_simulation(
     console.print(table)
 
 
-SCHEMA_EPILOG = """\
-examples:
-  nightgrid schema > grid.schema.json      for an editor that completes YAML
-  nightgrid schema results                 every column of the result tables
-  nightgrid schema precisions --json       what runs where
-"""
-
-
-def _add_schema_arguments(parser: argparse.ArgumentParser) -> None:
+def add_schema_arguments(parser: argparse.ArgumentParser) -> None:
+    """
+    examples:
+      nightgrid schema > grid.schema.json      for an editor that completes YAML
+      nightgrid schema results                 every column of the result tables
+      nightgrid schema precisions --json       what runs where
+    """
     parser.add_argument(
         "of",
         metavar="{grid,results,precisions}",
@@ -414,12 +404,3 @@ def _print_columns(args: argparse.Namespace) -> int:
     return shared.print_answer(
         args, {"version": SCHEMA_VERSION, "columns": columns}, *lines, indent=1
     )
-
-
-COMMANDS = {
-    "init": shared.Command(_add_init_arguments, run_init, INIT_EPILOG),
-    "plan": shared.Command(_add_plan_arguments, run_plan, PLAN_EPILOG),
-    "predict": shared.Command(_add_predict_arguments, run_predict, PREDICT_EPILOG),
-    "simulate": shared.Command(_add_simulate_arguments, run_simulate, SIMULATE_EPILOG),
-    "schema": shared.Command(_add_schema_arguments, run_schema, SCHEMA_EPILOG),
-}

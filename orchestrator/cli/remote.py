@@ -29,24 +29,23 @@ from orchestrator.util.format import plural
 from orchestrator.watch.notify import concealed
 from orchestrator.watch.notify import is_address as is_hook_address
 
-SUBMIT_EPILOG = """\
-examples:
-  nightgrid submit grids/smoke.yaml --address http://head:8265
-  nightgrid submit grids/smoke.yaml grids/techniques.yaml --address http://head:8265    a queue
-  nightgrid submit grids/smoke.yaml --priority 5 --address http://head:8265
 
-A run on a busy cluster is WAITING until the runs before it have ended: those of a higher priority,
-then those that were sent earlier. A run that has cards is never interrupted for another.
-What follows -- goes to `nightgrid run` on the cluster, for example
-  nightgrid submit grids/smoke.yaml --address http://head:8265 -- --retry-failed
+def add_submit_arguments(parser: argparse.ArgumentParser) -> None:
+    """examples:
+      nightgrid submit grids/smoke.yaml --address http://head:8265
+      nightgrid submit grids/smoke.yaml grids/techniques.yaml --address http://head:8265    a queue
+      nightgrid submit grids/smoke.yaml --priority 5 --address http://head:8265
 
-With --submission-id the same command can be repeated safely: it finds the job that is there.
-exit codes: 0 sent, or there already; 2 the grid is refused; 5 the cluster is not reachable or
-refuses.
-"""
+    A run on a busy cluster is WAITING until the runs before it have ended: those of a higher
+    priority, then those that were sent earlier. A run that has cards is never interrupted for
+    another.
+    What follows -- goes to `nightgrid run` on the cluster, for example
+      nightgrid submit grids/smoke.yaml --address http://head:8265 -- --retry-failed
 
-
-def _add_submit_arguments(parser: argparse.ArgumentParser) -> None:
+    With --submission-id the same command can be repeated safely: it finds the job that is there.
+    exit codes: 0 sent, or there already; 2 the grid is refused; 5 the cluster is not reachable or
+    refuses.
+    """
     parser.usage = "%(prog)s GRID [GRID …] --address URL [options] [-- ARGUMENTS OF nightgrid run]"
     parser.add_argument(
         "grids",
@@ -181,20 +180,17 @@ def deadline_words(args: argparse.Namespace) -> list[str]:
     return [] if args.budget is None else ["--budget", f"{args.budget:.0f}s"]
 
 
-FETCH_EPILOG = """\
-examples:
-  nightgrid fetch smoke --address http://127.0.0.1:8265    then: nightgrid report smoke
-  nightgrid fetch smoke --address http://127.0.0.1:8265 --as smoke-monday
-  nightgrid fetch smoke --address s3://bucket/nights       a copy that `--results s3://…` made
+def add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
+    """examples:
+      nightgrid fetch smoke --address http://127.0.0.1:8265    then: nightgrid report smoke
+      nightgrid fetch smoke --address http://127.0.0.1:8265 --as smoke-monday
+      nightgrid fetch smoke --address s3://bucket/nights       a copy that `--results s3://…` made
 
-It may be repeated while the run goes on, and interrupted: what has come is whole, and the next one
-brings the rest. The head's dashboard serves the files; no further port is needed.
-exit codes: 0 all there; 4 no such run, or this machine has one of this name or has gone on with the
-copy; 5 not reachable, or not all came
-"""
-
-
-def _add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
+    It may be repeated while the run goes on, and interrupted: what has come is whole, and the next
+    one brings the rest. The head's dashboard serves the files; no further port is needed.
+    exit codes: 0 all there; 4 no such run, or this machine has one of this name or has gone on with
+    the copy; 5 not reachable, or not all came
+    """
     parser.add_argument("id", metavar="RUN", help="name of a run, or id of a submitted job")
     parser.add_argument(
         "--address",
@@ -229,17 +225,14 @@ def run_fetch(args: argparse.Namespace) -> int:
     return shared.print_answer(args, report, text)
 
 
-LOGS_EPILOG = """\
-example:
-  nightgrid logs smoke --follow --address http://head:8265     a run's newest job, or a job's id
+def add_logs_arguments(parser: argparse.ArgumentParser) -> None:
+    """example:
+      nightgrid logs smoke --follow --address http://head:8265     a run's newest job, or a job's id
 
---follow prints from the start and goes on until the job is over, over broken connections too.
-Ctrl-C ends the printing, not the job.
-exit codes: 0; with --follow 1 if the job did not succeed; 5 no such job, or not reachable
-"""
-
-
-def _add_logs_arguments(parser: argparse.ArgumentParser) -> None:
+    --follow prints from the start and goes on until the job is over, over broken connections too.
+    Ctrl-C ends the printing, not the job.
+    exit codes: 0; with --follow 1 if the job did not succeed; 5 no such job, or not reachable
+    """
     parser.add_argument("id", metavar="ID", help="name of a run, or submission id")
     parser.add_argument("--address", metavar="URL", help="the cluster's dashboard")
     parser.add_argument("--follow", "-f", action="store_true", help="go on until the job is over")
@@ -260,18 +253,16 @@ def run_logs(args: argparse.Namespace) -> int:
     return 0
 
 
-STOP_EPILOG = """\
-examples:
-  nightgrid stop smoke                                   a run here, or on storage seen from here
-  nightgrid stop smoke --address http://127.0.0.1:8265   one on a cluster, by name or job id
+def add_stop_arguments(parser: argparse.ArgumentParser) -> None:
+    """examples:
+      nightgrid stop smoke                                  a run here, or on storage seen from here
+      nightgrid stop smoke --address http://127.0.0.1:8265  one on a cluster, by name or job id
 
-What runs may end, nothing more is started, every job gets its row and the report is written. The
-same again (or --now) stops what runs, too. The same `nightgrid run` or `submit` goes on later.
-exit codes: 0 asked; 4 no such run, or no driver works on it; 5 no such job, or not reachable
-"""
-
-
-def _add_stop_arguments(parser: argparse.ArgumentParser) -> None:
+    What runs may end, nothing more is started, every job gets its row and the report is written.
+    The same again (or --now) stops what runs, too. The same `nightgrid run` or `submit` goes on
+    later.
+    exit codes: 0 asked; 4 no such run, or no driver works on it; 5 no such job, or not reachable
+    """
     parser.add_argument("id", metavar="RUN", help="name of a run, or id of a submitted job")
     shared.add_place_arguments(parser)
     parser.add_argument("--now", action="store_true", help="do not wait for jobs that run")
@@ -309,11 +300,3 @@ def _request_there(args: argparse.Namespace) -> tuple[str, int]:
             raise
         server.stop(job.submission_id)  # its driver has not come to its run yet
         return name, 2
-
-
-COMMANDS = {
-    "submit": shared.Command(_add_submit_arguments, run_submit, SUBMIT_EPILOG),
-    "fetch": shared.Command(_add_fetch_arguments, run_fetch, FETCH_EPILOG),
-    "logs": shared.Command(_add_logs_arguments, run_logs, LOGS_EPILOG),
-    "stop": shared.Command(_add_stop_arguments, run_stop, STOP_EPILOG),
-}

@@ -50,19 +50,17 @@ OF_OTHERS = ("llm-d", "aiperf", "vllm-bench")
 FORMATS = ("terminal", "html", "md", "csv", "json", "vendor", *OF_OTHERS)
 STANDARD_OUTPUT = Path("-")
 
-REPORT_EPILOG = """\
-examples:
-  nightgrid report                            the newest run: tables, and its HTML page
-  nightgrid report smoke --format md          or terminal, csv, json, html, vendor
-  nightgrid report smoke --address http://head:8265      fetches the run first
-  nightgrid report --all                      one page over all runs: trends, change points
-  nightgrid report smoke --figures figures    every figure as PNG and PDF, its data as CSV
 
-docs/report.md says what each section is made from.
-"""
+def add_report_arguments(parser: argparse.ArgumentParser) -> None:
+    """examples:
+      nightgrid report                            the newest run: tables, and its HTML page
+      nightgrid report smoke --format md          or terminal, csv, json, html, vendor
+      nightgrid report smoke --address http://head:8265      fetches the run first
+      nightgrid report --all                      one page over all runs: trends, change points
+      nightgrid report smoke --figures figures    every figure as PNG and PDF, its data as CSV
 
-
-def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
+    docs/report.md says what each section is made from.
+    """
     parser.add_argument("run_name", nargs="?", metavar="RUN", help="default: the newest run")
     shared.add_results_argument(parser)
     shared.add_copy_argument(parser)
@@ -209,26 +207,23 @@ def _deliver(text: str | Iterable[str], path: Path) -> None:
         output.say(f"report: {write_aside(path, text).resolve()}")
 
 
-COMPARE_EPILOG = """\
-examples:
-  nightgrid compare last-night smoke                             significant changes first
-  nightgrid compare last-night smoke --fail-on-regression 5%     for CI: exit code 11
-  nightgrid compare on-gaudi on-h100 --allow device              the same settings on other cards
+def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
+    """examples:
+      nightgrid compare last-night smoke                            significant changes first
+      nightgrid compare last-night smoke --fail-on-regression 5%    for CI: exit code 11
+      nightgrid compare on-gaudi on-h100 --allow device             the same settings on other cards
 
-RUN is the name of a run in the results directory, or the path of a run's directory.
+    RUN is the name of a run in the results directory, or the path of a run's directory.
 
-exit codes:
-  0    compared; with --fail-on-regression: nothing got worse by that much
-  11   with --fail-on-regression only: some job is slower by at least that much and the change is
-       significant, or some job that worked does not any more
-  6    there is nothing to compare: no job in common, or every pair is refused
-  4    a run cannot be read
+    exit codes:
+      0    compared; with --fail-on-regression: nothing got worse by that much
+      11   with --fail-on-regression only: some job is slower by at least that much and the change
+           is significant, or some job that worked does not any more
+      6    there is nothing to compare: no job in common, or every pair is refused
+      4    a run cannot be read
 
-docs/statistics.md says how a change is called significant and which rows are not comparable.
-"""
-
-
-def _add_compare_arguments(parser: argparse.ArgumentParser) -> None:
+    docs/statistics.md says how a change is called significant and which rows are not comparable.
+    """
     parser.add_argument("before", metavar="RUN_A", help="the run to compare with")
     parser.add_argument("after", metavar="RUN_B", help="the run in question")
     shared.add_results_argument(parser)
@@ -338,22 +333,20 @@ MOST_RECORDS = 20
 #: Letters to which a table is measured; no terminal is wider.
 MOST_WIDTH = 100_000
 
-QUERY_EPILOG = """\
-views: rows (attempts), jobs (the newest final row of each job in each run), samples (timed
-batches), items (prompts). `nightgrid schema results` lists the columns.
 
-examples:
-  nightgrid query "select run, state, count(*) from jobs group by all order by all"
-  nightgrid query "select precision, max(throughput) from jobs where not emulated group by 1"
-  nightgrid query "select job_id, repeat, sum(wall_s) from samples where not warmup group by all"
-  nightgrid query "select parameters['output_tokens'] as output_tokens, throughput from jobs"
+def add_query_arguments(parser: argparse.ArgumentParser) -> None:
+    """views: rows (attempts), jobs (the newest final row of each job in each run), samples (timed
+    batches), items (prompts). `nightgrid schema results` lists the columns.
 
-exit codes: 0 answered; 2 the statement is refused; 4 no runs, or a run cannot be read;
-7 duckdb is not installed
-"""
+    examples:
+      nightgrid query "select run, state, count(*) from jobs group by all order by all"
+      nightgrid query "select precision, max(throughput) from jobs where not emulated group by 1"
+      nightgrid query "select job_id, sum(wall_s) from samples where not warmup group by all"
+      nightgrid query "select parameters['output_tokens'] as output_tokens, throughput from jobs"
 
-
-def _add_query_arguments(parser: argparse.ArgumentParser) -> None:
+    exit codes: 0 answered; 2 the statement is refused; 4 no runs, or a run cannot be read;
+    7 duckdb is not installed
+    """
     parser.add_argument("sql", metavar="SQL", help="one statement; - reads it from standard input")
     shared.add_results_argument(parser)
     shared.add(parser, "--run")
@@ -432,32 +425,28 @@ def _shown(value: object) -> str:
     return "" if value is None else one_line(str(value))
 
 
-EXPORT_EPILOG = """\
-examples:
-  nightgrid export rows --to datasets
-  nightgrid export http://127.0.0.1:5000 --to mlflow --run smoke
-  nightgrid export atlas.json --atlas grids/gaudi-atlas.yaml --merge theirs.json
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    """examples:
+      nightgrid export rows --to datasets
+      nightgrid export http://127.0.0.1:5000 --to mlflow --run smoke
+      nightgrid export atlas.json --atlas grids/gaudi-atlas.yaml --merge theirs.json
 
-datasets: a directory for Hugging Face `datasets`, with the configurations rows, samples and items:
-  from datasets import load_dataset
-  load_dataset("DEST", "rows", split="train")
+    datasets: a directory for Hugging Face `datasets`, with configurations rows, samples and items:
+      from datasets import load_dataset
+      load_dataset("DEST", "rows", split="train")
 
-mlflow: the tracking server or database DEST, http://127.0.0.1:5000 or sqlite:///mlflow.db; one
-experiment a run, one MLflow run a job. wandb: the project DEST of Weights & Biases; its files lie
-beside the rows. What is there already is left alone, so it can be done every morning.
-`nightgrid run --log-to` does the same while rows come.
+    mlflow: the tracking server or database DEST, http://127.0.0.1:5000 or sqlite:///mlflow.db; one
+    experiment a run, one MLflow run a job. wandb: the project DEST of Weights & Biases; its files
+    lie beside the rows. What is there already is left alone, so it can be done every morning.
+    `nightgrid run --log-to` does the same while rows come.
 
---atlas: one JSON file with every cell of the grid, and where it was run (by nobody, emulated by
-the card's own libraries, on a card) with dates, by the rows of this results directory. Another site
-merges it into its own with --merge; bundles can be merged in any order, and again.
+    --atlas: one JSON file with every cell of the grid, and where it was run (by nobody, emulated by
+    the card's own libraries, on a card) with dates, by the rows of this results directory. Another
+    site merges it into its own with --merge; bundles can be merged in any order, and again.
 
-exit codes: 0 written; 4 no runs, a run cannot be read, or DEST cannot be written or refuses rows,
-which are named when the others are written;
-7 mlflow or wandb is not installed
-"""
-
-
-def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    exit codes: 0 written; 4 no runs, a run cannot be read, or DEST cannot be written or refuses
+    rows, which are named when the others are written; 7 mlflow or wandb is not installed
+    """
     parser.add_argument(
         "destination",
         metavar="DEST",
@@ -532,11 +521,3 @@ def _write_atlas(args: argparse.Namespace) -> dict[str, int]:
     atlas = merged(atlas_of(grid.name, grid.jobs(), rows), *bundles)
     write_aside(Path(args.destination), to_json(atlas))
     return atlas.counts()
-
-
-COMMANDS = {
-    "report": shared.Command(_add_report_arguments, run_report, REPORT_EPILOG),
-    "compare": shared.Command(_add_compare_arguments, run_compare, COMPARE_EPILOG),
-    "query": shared.Command(_add_query_arguments, run_query, QUERY_EPILOG),
-    "export": shared.Command(_add_export_arguments, run_export, EXPORT_EPILOG),
-}

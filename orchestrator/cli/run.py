@@ -39,34 +39,32 @@ NO_RESTART_VARIABLE = "NIGHTGRID_NO_RESTART"
 #: Seconds before the deadline at which another process writes the report if this one has not.
 LAST_S = 20.0
 
-EPILOG = """\
-examples:
-  nightgrid run grids/smoke.yaml --emulate 2x8      emulated cards of this machine
-  nightgrid run grids/smoke.yaml                    of RAY_ADDRESS, else this machine's cards
-  nightgrid run grids/smoke.yaml --retry-failed     only what is missing, and what failed
-  nightgrid run grids/smoke.yaml --set axes.batch_size=1..8    another axis than the file's
 
-exit codes:
-  0    every job succeeded, or is known not to fit or not to exist here
-       (SUCCEEDED, OUT_OF_MEMORY, PRUNED, UNSUPPORTED)
-  10   some job FAILED, TIMED_OUT, was LOST or NOT_STARTED, or none succeeded; the report has them
-  2    the grid file is refused;  3  no usable cluster;  4  results cannot be read or written;
-  7    an optional package is missing
-  130  ended at once by a third signal; run the same command again to go on
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """examples:
+      nightgrid run grids/smoke.yaml --emulate 2x8      emulated cards of this machine
+      nightgrid run grids/smoke.yaml                    of RAY_ADDRESS, else this machine's cards
+      nightgrid run grids/smoke.yaml --retry-failed     only what is missing, and what failed
+      nightgrid run grids/smoke.yaml --set axes.batch_size=1..8    another axis than the file's
 
-The first Ctrl-C (or SIGTERM) lets running jobs end and starts no more, a second stops them too;
-every job still gets its row. A third ends at once.
-A driver that dies (killed, or ended by Ray because the cluster's head is gone) is started again
-once the head answers, and goes on with the run; --no-restart: it is not. So is one in a Ray job,
-unless its head dies, and the job with it: the same `submit` goes on with the run.
-Where results go: --results, else the grid's `results:`, else $NIGHTGRID_RESULTS, else ./results;
-inside a Ray job, whose working directory is thrown away, ~/nightgrid-results on the node that
-drives the run. With
---results s3://BUCKET/PREFIX (or gs://…) they go there as well, and a copy follows to the bucket.
-"""
+    exit codes:
+      0    every job succeeded, or is known not to fit or not to exist here
+           (SUCCEEDED, OUT_OF_MEMORY, PRUNED, UNSUPPORTED)
+      10   some job FAILED, TIMED_OUT, was LOST or NOT_STARTED, or none succeeded; see the report
+      2    the grid file is refused;  3  no usable cluster;  4  results cannot be read or written;
+      7    an optional package is missing
+      130  ended at once by a third signal; run the same command again to go on
 
-
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    The first Ctrl-C (or SIGTERM) lets running jobs end and starts no more, a second stops them too;
+    every job still gets its row. A third ends at once.
+    A driver that dies (killed, or ended by Ray because the cluster's head is gone) is started again
+    once the head answers, and goes on with the run; --no-restart: it is not. So is one in a Ray
+    job, unless its head dies, and the job with it: the same `submit` goes on with the run.
+    Where results go: --results, else the grid's `results:`, else $NIGHTGRID_RESULTS, else
+    ./results; inside a Ray job, whose working directory is thrown away, ~/nightgrid-results on the
+    node that drives the run. With --results s3://BUCKET/PREFIX (or gs://…) they go there as well,
+    and a copy follows to the bucket.
+    """
     shared.add_grid_arguments(parser, optional=True)
     parser.add_argument(
         "--resume",
@@ -143,7 +141,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run_run(args: argparse.Namespace) -> int:
     """Plan, measure, report and notify; the exit code says how the jobs ended."""
     from orchestrator.driver.supervisor import link_to_supervisor
 
@@ -357,6 +355,3 @@ def _report(store: Store, *, as_json: bool, verbose: bool) -> tuple[Path | None,
 def _gibibytes(text: str) -> int:
     wanted = "a size in GiB, such as 2 or 0.5"
     return round(shared.number(float, 1e-6, 2**20, wanted)(text) * 2**30)
-
-
-COMMANDS = {"run": shared.Command(_add_arguments, run, EPILOG)}

@@ -55,19 +55,17 @@ from workloads.base import DataMissing
 from workloads.data.cache import cache_root
 from workloads.util import files
 
-STATUS_EPILOG = """\
-examples:
-  nightgrid status                                     the newest run here
-  nightgrid status --address http://head:8265          every job submitted there
-  nightgrid status smoke --address http://head:8265    that run's progress, time left, its cards
 
-with --address    ID is a submitted job or a run there; without ID, the jobs there are listed
-without           ID is a run in the results directory; without ID, the newest run
-exit codes: 0 shown; 4 no such run; 5 no such job, or the cluster is not reachable
-"""
+def add_status_arguments(parser: argparse.ArgumentParser) -> None:
+    """examples:
+      nightgrid status                                     the newest run here
+      nightgrid status --address http://head:8265          every job submitted there
+      nightgrid status smoke --address http://head:8265    that run's progress, time left, its cards
 
-
-def _add_status_arguments(parser: argparse.ArgumentParser) -> None:
+    with --address    ID is a submitted job or a run there; without ID, the jobs there are listed
+    without           ID is a run in the results directory; without ID, the newest run
+    exit codes: 0 shown; 4 no such run; 5 no such job, or the cluster is not reachable
+    """
     parser.add_argument("id", nargs="?", metavar="ID", help="submission id, or name of a run")
     shared.add_place_arguments(parser)
     shared.add(parser, "--json")
@@ -236,18 +234,16 @@ def status_lines(run: ServedRun) -> str:
     return "\n".join(lines)
 
 
-RUNS_EPILOG = """\
-examples:
-  nightgrid runs                                       the newest runs here
-  nightgrid runs --address http://127.0.0.1:8265       those on a cluster's head node
+def add_runs_arguments(parser: argparse.ArgumentParser) -> None:
+    """examples:
+      nightgrid runs                                       the newest runs here
+      nightgrid runs --address http://127.0.0.1:8265       those on a cluster's head node
 
-states: STARTING (sent, and not begun yet), WAITING for cards that others have, RUNNING, PAUSED (no
-room for rows), STOPPING, STOPPED, FINISHED, DIED (its driver is gone; the same command goes on)
-exit codes: 0; 4 there are no runs; 5 the cluster is not reachable
-"""
-
-
-def _add_runs_arguments(parser: argparse.ArgumentParser) -> None:
+    states: STARTING (sent, and not begun yet), WAITING for cards that others have, RUNNING, PAUSED
+    (no room for rows), STOPPING, STOPPED, FINISHED, DIED (its driver is gone; the same command goes
+    on)
+    exit codes: 0; 4 there are no runs; 5 the cluster is not reachable
+    """
     shared.add_place_arguments(parser)
     parser.add_argument(
         "--last", metavar="N", type=int, default=MOST_LISTED, help="so many (default: %(default)s)"
@@ -291,19 +287,17 @@ DEFAULT_PORT = 8600
 #: Seconds between two copies of a cluster's run.
 COPY_EVERY_S = 10.0
 
-WATCH_EPILOG = f"""\
-example:
-  nightgrid watch smoke        then open the address that it prints
-  nightgrid watch smoke --address http://head:8265     of a cluster: its files are copied to here
 
-The page reads the run's own files, so the driver may run elsewhere on the same storage.
-From another machine:  ssh -L {DEFAULT_PORT}:127.0.0.1:{DEFAULT_PORT} HOST, then http://127.0.0.1:{DEFAULT_PORT}/
-With --host other than loopback a token is made and asked for; what is sent is not encrypted.
-exit codes: 0 ended by Ctrl-C or SIGTERM; 1 the address cannot be had; 4 no such run
-"""
+def add_watch_arguments(parser: argparse.ArgumentParser) -> None:
+    """example:
+      nightgrid watch smoke       then open the address that it prints
+      nightgrid watch smoke --address http://head:8265    of a cluster: its files are copied to here
 
-
-def _add_watch_arguments(parser: argparse.ArgumentParser) -> None:
+    The page reads the run's own files, so the driver may run elsewhere on the same storage.
+    From another machine:  ssh -L 8600:127.0.0.1:8600 HOST, then http://127.0.0.1:8600/
+    With --host other than loopback a token is made and asked for; what is sent is not encrypted.
+    exit codes: 0 ended by Ctrl-C or SIGTERM; 1 the address cannot be had; 4 no such run
+    """
     parser.add_argument("run_name", nargs="?", metavar="RUN", help="default: the newest run")
     shared.add_results_argument(parser)
     shared.add_copy_argument(parser)
@@ -364,10 +358,3 @@ def _serve(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             output.say()
     return 0
-
-
-COMMANDS = {
-    "status": shared.Command(_add_status_arguments, run_status, STATUS_EPILOG),
-    "runs": shared.Command(_add_runs_arguments, run_runs, RUNS_EPILOG),
-    "watch": shared.Command(_add_watch_arguments, run_watch, WATCH_EPILOG),
-}

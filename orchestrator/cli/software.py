@@ -20,25 +20,6 @@ from orchestrator.worker.layers import available_versions
 from workloads.base import BadConfiguration
 from workloads.settings import DEFAULT_SOFTWARE
 
-REPRO_EPILOG = """\
-example:
-  nightgrid repro smoke 3f2a81        writes repro-3f2a81…/; then, there: python repro.py
-
-JOB is a job's id or its beginning, as the report and `nightgrid query` show it.
-exit codes: 0; 4 no such run or job; 6 no measured row of one card
-"""
-
-BISECT_EPILOG = """\
-example:
-  nightgrid bisect smoke 3f2a81 --package transformers --good 5.10.0 --bad 5.23.0
-
-It measures on this machine, on a card of the row's kind (of an emulated card's row: an emulated
-one), each version in fresh processes in turn with the good one; a version that cannot be installed
-or measured is passed over. On a host's processor speed is that of the fastest repeat by CPU time.
-exit codes: 0; 2 no such version; 4 no such run or job; 6 nothing to compare, or the bad version is
-not slower by the test of `nightgrid compare`
-"""
-
 
 def _add_row_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_name", metavar="RUN")
@@ -58,7 +39,13 @@ def _row_of(args: argparse.Namespace) -> Measurement:
     return matching[0]
 
 
-def _add_repro_arguments(parser: argparse.ArgumentParser) -> None:
+def add_repro_arguments(parser: argparse.ArgumentParser) -> None:
+    """example:
+      nightgrid repro smoke 3f2a81        writes repro-3f2a81…/; then, there: python repro.py
+
+    JOB is a job's id or its beginning, as the report and `nightgrid query` show it.
+    exit codes: 0; 4 no such run or job; 6 no measured row of one card
+    """
     _add_row_arguments(parser)
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="where to write (default: ./repro-JOB)"
@@ -77,7 +64,17 @@ def run_repro(args: argparse.Namespace) -> int:
     return 0
 
 
-def _add_bisect_arguments(parser: argparse.ArgumentParser) -> None:
+def add_bisect_arguments(parser: argparse.ArgumentParser) -> None:
+    """example:
+      nightgrid bisect smoke 3f2a81 --package transformers --good 5.10.0 --bad 5.23.0
+
+    It measures on this machine, on a card of the row's kind (of an emulated card's row: an emulated
+    one), each version in fresh processes in turn with the good one; a version that cannot be
+    installed or measured is passed over. On a host's processor speed is that of the fastest repeat
+    by CPU time.
+    exit codes: 0; 2 no such version; 4 no such run or job; 6 nothing to compare, or the bad version
+    is not slower by the test of `nightgrid compare`
+    """
     _add_row_arguments(parser)
     parser.add_argument("--good", required=True, metavar="A", help="a version before it was slower")
     parser.add_argument("--bad", required=True, metavar="B", help="a version that is slower")
@@ -174,9 +171,3 @@ def _node_of(row: Measurement) -> Node:
     if not nodes:
         raise NotComparable(no_cards_text([row.accelerator]))
     return nodes[0]
-
-
-COMMANDS = {
-    "repro": shared.Command(_add_repro_arguments, run_repro, REPRO_EPILOG),
-    "bisect": shared.Command(_add_bisect_arguments, run_bisect, BISECT_EPILOG),
-}

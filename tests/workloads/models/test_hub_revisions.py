@@ -152,7 +152,7 @@ def test_a_run_that_is_gone_on_with_keeps_its_commits(hub, tmp_path, capsys) -> 
         assert {job.model for job in jobs} == {f"org/tiny@{commit}"}
     assert grid_of(file, again).commits == begun.commits
     parser = argparse.ArgumentParser()
-    models.COMMANDS["verify"].add_arguments(parser)
+    models.add_verify_arguments(parser)
     nights, elsewhere = (("--results", str(tmp_path / place)) for place in ("nights", "elsewhere"))
     for source, words, commit in (
         (run / run_files.GRID, elsewhere, first),
