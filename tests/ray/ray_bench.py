@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,17 +65,17 @@ class Bench:
         node = self.cluster.ray_nodes.pop(name)
         self.cluster.ray_cluster.remove_node(node, allow_graceful=False)
 
-    def node(self, name: str) -> Node:
-        joined = self.wait_for(lambda e: isinstance(e, NodeJoined) and e.node.name == name)
-        node: Node = joined.node
-        return node
-
-    def joined(self, node_id: str, since: int) -> Node:
-        joined = self.wait_for(
-            lambda e: isinstance(e, NodeJoined) and e.node.node_id == node_id, since=since
+    def joined(self, of: Callable[[Node], bool], since: int = 0) -> Node:
+        event: NodeJoined = self.wait_for(
+            lambda e: isinstance(e, NodeJoined) and of(e.node), since=since
         )
-        node: Node = joined.node
-        return node
+        return event.node
+
+    def node(self, name: str) -> Node:
+        return self.joined(lambda node: node.name == name)
+
+    def joined_again(self, node_id: str, since: int) -> Node:
+        return self.joined(lambda node: node.node_id == node_id, since)
 
     def ready(self, worker_id: str) -> WorkerReady:
         def is_it(event: Event) -> bool:
@@ -127,11 +128,12 @@ class Bench:
         for worker in workers:
             assert self.stopped(worker.worker_id).failure is None
 
-    def wait_for_phase(self, worker_id: str, phase: str, timeout_s: float = 20.0) -> None:
+    def until(self, holds: Callable[[], bool], timeout_s: float = 20.0) -> None:
         deadline = time.monotonic() + patience(timeout_s)
-        while True:
-            progress = self.executor.progress().get(worker_id)
-            if progress is not None and progress.phase == phase:
-                return
-            assert time.monotonic() < deadline, f"last heard: {progress}"
+        while not holds():
+            assert time.monotonic() < deadline, self.executor.progress()
             self.seen += self.executor.events(0.2)
+
+    def wait_for_phase(self, worker_id: str, phase: str) -> None:
+        heard = self.executor.progress
+        self.until(lambda: worker_id in heard() and heard()[worker_id].phase == phase)

@@ -131,10 +131,10 @@ def test_a_killed_agent_takes_its_workers_along_and_its_cards_come_back(bench, m
         assert others.wait(patience(60))
         until_free(1)
     bench.executor.claims.retry_at.clear()
-    first = bench.joined(node.node_id, since)
+    first = bench.joined_again(node.node_id, since)
     bench.wait_for(lambda e: isinstance(e, MoreCards) and bool(e.kinds), since=since)
     remove_placement_group(others)
-    rest = bench.joined(f"{node.node_id}+1", since)
+    rest = bench.joined_again(f"{node.node_id}+1", since)
     assert {*first.card_indices, *rest.card_indices} == {0, 1}
     [pair] = legal_card_sets([first, rest], Accelerator.GPU, 2)
     workers = bench.start(*pair)
@@ -153,7 +153,7 @@ def test_a_killed_agent_takes_its_workers_along_and_its_cards_come_back(bench, m
             bench.executor.claims.lose(claim, node_lost("the test gives it up"))
         until_free(2)
     bench.executor.claims.retry_at.clear()
-    assert bench.joined(node.node_id, since).card_indices == (0, 1)
+    assert bench.joined_again(node.node_id, since).card_indices == (0, 1)
 
 
 def tasks_named(bench: Bench, name: str) -> list[dict[str, Any]]:
@@ -175,12 +175,11 @@ def running_task(bench: Bench, label: str, but: str = "") -> dict[str, Any]:
     running: list[dict[str, Any]] = []
 
     def look() -> bool:
-        bench.seen += bench.executor.events(0.2)
         tasks = [task for task in tasks_named(bench, label) if task["task_id"] != but]
         running[:] = [task for task in tasks if task["state"] == "RUNNING"]
         return len(running) == 1
 
-    assert until(look, 40)
+    bench.until(look, 40)
     return running[0]
 
 
@@ -255,7 +254,7 @@ def test_an_agent_that_does_not_answer_costs_its_node_until_it_is_claimed_anew(b
     stopped = bench.stopped(idle.worker_id)
     assert stopped.failure is not None
     assert stopped.failure.failure_class is FailureClass.NODE_LOST
-    bench.joined(node.node_id, before)
+    bench.joined_again(node.node_id, before)
     assert not alive(busy.info.pid) and not alive(idle.info.pid)
     (again,) = bench.start(node.cards[0])
     bench.stop(again)

@@ -6,14 +6,13 @@ import dataclasses
 import os
 import signal
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 
 import psutil
 import pytest
 from driver_cases import STATUS
-from patience import patience
+from patience import patience, until
 from ray_bench import Bench, emulated_node
 
 from orchestrator.core.events import NodeLeft
@@ -47,13 +46,9 @@ def test_the_figures_of_a_status_are_exported_by_ray(bench: Bench) -> None:
     Publisher().publish(status)
     wanted = list(readings_of(status))
     assert {"nightgrid_card_power_w", "nightgrid_failures"} <= {one.name for one in wanted}
-    deadline = time.monotonic() + patience(60)
-    while True:
-        text = scraped(bench)
-        if all(f"{PREFIX}{one.name}{{" in text for one in wanted):
-            break
-        assert time.monotonic() < deadline, f"not exported: {text[-2000:]}"
-        time.sleep(1.0)
+    names = [f"{PREFIX}{one.name}{{" for one in wanted]
+    assert until(lambda: all(name in scraped(bench) for name in names), 60, every_s=1.0)
+    text = scraped(bench)
     lines = [line for line in text.splitlines() if line.startswith(f"{PREFIX}nightgrid_")]
     for one in wanted:
         tags = {"run": status.run, **one.tags}
@@ -86,10 +81,7 @@ def test_a_real_node_is_read_and_an_emulated_one_is_not(bench, tmp_path, monkeyp
         (card,) = bench.node("gpu-9").cards
         (real,) = bench.start(card)
         (emulated,) = bench.start(bench.node("gpu-1").cards[0])
-        deadline = time.monotonic() + patience(30)
-        while card not in bench.executor.telemetry():
-            assert time.monotonic() < deadline
-            bench.seen += bench.executor.events(0.2)
+        bench.until(lambda: card in bench.executor.telemetry(), 30)
         assert list(bench.executor.telemetry()) == [card]
         assert bench.executor.telemetry()[card].power_w == 400.0
         for seconds in (3, 10, 20):  # where the cores were away for long, no energy is told
@@ -142,10 +134,7 @@ def frozen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.
     yield goes_on
     timer.cancel()
     thaw()
-    deadline = time.monotonic() + patience(60)
-    while bench.executor.trouble:
-        assert time.monotonic() < deadline
-        bench.seen += bench.executor.events(0.2)
+    bench.until(lambda: not bench.executor.trouble, 60)
 
 
 def test_a_frozen_control_store_stops_no_work(bench: Bench, frozen: threading.Event) -> None:
