@@ -28,7 +28,7 @@ from orchestrator.on_ray.run_queue import QueueOptions, RunQueue
 from orchestrator.worker.environment import threads_of_nodes, with_own_packages
 from orchestrator.worker.memory_limit import share_of_host
 from orchestrator.worker.orphans import Owner
-from orchestrator.worker.spawn import PRELOAD, shared_spawner
+from orchestrator.worker.spawn import PRELOAD, OwnSpawner, log_name
 
 LabelOf = Callable[[Job], str]
 #: Opens an executor by run name, log directory, modules to preload in forked workers, job labels.
@@ -120,8 +120,11 @@ def _private_session(description: str, nodes: tuple[Node, ...]) -> Session:
         with contextlib.ExitStack() as stack:
             spawner = None
             if threads is not None:  # it imports while Ray starts
-                shared = shared_spawner(preload, threads=threads, log_dir=log_dir)
-                spawner = stack.enter_context(shared)
+                try:
+                    spawner = OwnSpawner(preload, threads=threads, log=log_dir / log_name())
+                except OSError as error:
+                    raise ClusterError(f"cannot start workers here: {error}") from error
+                stack.callback(spawner.close)
             stack.enter_context(emulate(nodes))
             if spawner is not None:
                 stack.callback(spawner.release)  # it ends while Ray does

@@ -79,9 +79,9 @@ class WorkerProcess:
                 channel=theirs.fileno(),
                 fresh=layer is not None,
             )
-        except OSError as error:
+        except (OSError, EOFError) as error:
             self._gone.set()
-            message = f"the node's spawner does not answer: {error}"
+            message = f"the node's spawner does not answer: {error!r}"
             return Failure(FailureClass.NODE_LOST, message)
         finally:
             theirs.close()
@@ -216,7 +216,7 @@ class WorkerProcess:
         assert self._process is not None
         try:
             self._exit = self._process.wait()
-        except (OSError, ValueError):
+        except (OSError, EOFError, ValueError):
             self._exit = {"spawner_lost": True}
         self._gone.set()
 

@@ -29,7 +29,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from multiprocessing.connection import Client, Connection
@@ -78,19 +78,13 @@ class SpawnedProcess:
         fresh: bool = False,
     ) -> None:
         """Start a process with this end of a socket pair, never forked if ``fresh``; raise OSError
-        if the spawner is gone."""
+        or EOFError if the spawner is gone."""
         self._connection = Client(spawner)
         self._connection.send(
             {"environment": dict(environment), "log": log, "cwd": os.getcwd(), "fresh": fresh}
         )
         send_handle(self._connection, channel, None)
-        self.pid: int = self._next()
-
-    def _next(self) -> Any:
-        try:
-            return self._connection.recv()
-        except EOFError:
-            raise ConnectionError("the spawner is gone") from None
+        self.pid: int = self._connection.recv()
 
     def kill(self) -> None:
         """Have the process and its descendants killed; ``wait`` returns when they are gone."""
@@ -100,11 +94,11 @@ class SpawnedProcess:
     def wait(self) -> Mapping[str, Any]:
         """Wait for the end of the whole process tree; for one thread only.
 
-        Return ``exit`` (code, or minus the signal) and ``host_oom``; raise ConnectionError if the
-        spawner died, and with it the process.
+        Return ``exit`` (code, or minus the signal) and ``host_oom``; raise EOFError or OSError if
+        the spawner died, and with it the process.
         """
         with self._connection:
-            status: Mapping[str, Any] = self._next()
+            status: Mapping[str, Any] = self._connection.recv()
         return status
 
 
@@ -128,7 +122,8 @@ class SharedSpawner:
 
 
 class OwnSpawner:
-    """A spawner started by this process, which ends with it. Raises OSError if it cannot start.
+    """A spawner started by this process, which ends with it: of an agent, or of a driver for all
+    agents of its host. Raises OSError if it cannot start.
 
     Without modules to ``preload``, each worker is a fresh interpreter. OpenMP reads ``threads``
     when torch is imported, which may be in the spawner.
@@ -139,6 +134,8 @@ class OwnSpawner:
         self._directory = orphans.make_private_directory(os.environ.get(orphans.VARIABLE, ""))
         path = str(self._directory.path / _SOCKET)
         self.shared = SharedSpawner(path=path, threads=threads)
+        with contextlib.suppress(OSError):  # then it has no log
+            log.parent.mkdir(parents=True, exist_ok=True)
         shown = environment_for(host_device().name, 0, threads=threads)
         paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with contextlib.ExitStack() as failing, contextlib.ExitStack() as done:
@@ -183,22 +180,6 @@ def wait_for_end(path: str) -> None:
         while True:
             with Client(path) as connection, contextlib.suppress(EOFError):
                 connection.recv()
-
-
-@contextlib.contextmanager
-def shared_spawner(
-    preload: Sequence[str], *, threads: int, log_dir: Path
-) -> Iterator[OwnSpawner | None]:
-    """Run a spawner for this host's agents; None if it cannot start, and they start their own."""
-    try:
-        log_dir.mkdir(parents=True, exist_ok=True)
-        spawner = OwnSpawner(preload, threads=threads, log=log_dir / log_name())
-    except OSError as error:
-        output.say_aside(f"no spawner for all nodes: {error}")
-        yield None
-        return
-    with contextlib.closing(spawner):
-        yield spawner
 
 
 def log_name() -> str:

@@ -256,20 +256,20 @@ def test_a_spawner_that_imports_ends_with_its_reaper(
 
 _DRIVER = """
 import pathlib, signal, sys, time
-from orchestrator.worker.spawn import shared_spawner, wait_for_end
+from orchestrator.worker.spawn import OwnSpawner, wait_for_end
 signal.signal(signal.SIGINT, lambda *_: None)
-log_dir = pathlib.Path(sys.argv[1])
-with shared_spawner((), threads=1, log_dir=log_dir) as own:
-    (log,) = log_dir.glob("spawner-*.log")
-    while "serving" not in log.read_text():
-        time.sleep(0.01)
-    print(own.shared.path, flush=True)
-    sys.stdin.readline()
-    time.sleep(0.2)
-    print(own.shared.serves(1), flush=True)
-    own.release()
-    wait_for_end(own.shared.path)
-    print("released", own.reaper.wait(20), flush=True)
+log = pathlib.Path(sys.argv[1], "logs", "spawner.log")
+own = OwnSpawner((), threads=1, log=log)
+while "serving" not in log.read_text():
+    time.sleep(0.01)
+print(own.shared.path, flush=True)
+sys.stdin.readline()
+time.sleep(0.2)
+print(own.shared.serves(1), flush=True)
+own.release()
+wait_for_end(own.shared.path)
+print("released", own.reaper.wait(20), flush=True)
+own.close()
 """
 
 
