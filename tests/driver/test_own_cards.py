@@ -92,7 +92,7 @@ def test_visible_devices_are_resolved_or_refused_by_what_they_are(
     printed = f"case $1 in *uuid) cat <<'END'\n{UUIDS}END\n;; *) cat <<'END'\n{NVIDIA_CSV}END\nesac"
     tool.write_text(f"#!/bin/sh\n{printed}\n")
     tool.chmod(0o755)
-    monkeypatch.setattr(nvidia, "identity", lambda index: None)
+    monkeypatch.setattr(nvidia, "uuid", lambda index: "")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     if isinstance(cards, tuple):
         assert tuple(own_cards(GPU)) == cards
