@@ -30,7 +30,7 @@ from orchestrator.analysis.ratio import (
     significant,
 )
 from orchestrator.analysis.selection import files_of
-from orchestrator.core.job import Scalar, State
+from orchestrator.core.job import UNANSWERED, Scalar, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.util.format import scalar
 
@@ -169,8 +169,6 @@ def _unknown_there(row: Measurement, other: Measurement) -> str:
 # ---------------------------------------------------------------- two runs
 
 NOT_COMPARED = Ratio(value=math.nan)
-#: States that say nothing about a job; any other end after a success counts as broken.
-_NO_ANSWER = frozenset({State.LOST, State.NOT_STARTED, State.PENDING, State.RUNNING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,9 +183,9 @@ class JobPair:
 
     @property
     def broken(self) -> bool:
-        """Return whether the job succeeded before and fails now."""
+        """Return whether the job succeeded before and fails now; no answer is no failure."""
         worked = self.before.state is State.SUCCEEDED
-        return worked and self.after.state not in (_NO_ANSWER | {State.SUCCEEDED})
+        return worked and self.after.state not in (*UNANSWERED, State.SUCCEEDED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -207,35 +207,25 @@ def hump_ratio_of(speeds: Sequence[float]) -> float | None:
     count = len(speeds)
     if count < LEAST_SAMPLES or min(speeds) <= 0:
         return None
-    index, slow, fast = cluster_index(np.log(speeds))
-    if index >= critical_index(count):
-        return 1.0
-    apart = float(fast.mean() - slow.mean())
-    spread = math.sqrt(slow.var(ddof=1) + fast.var(ddof=1))
-    return math.exp(apart) if math.sqrt(2) * apart > _LEAST_APART * spread else 1.0
-
-
-def cluster_index(values: Numbers) -> tuple[float, Numbers, Numbers]:
-    """Return the least share of variance within two groups, and the two groups."""
-    ordered, count = np.sort(values), len(values)
+    ordered = np.sort(np.log(speeds))
     middle = ordered.mean()
     centred = ordered - middle
     whole = centred @ centred
+    if whole <= 1e-18 * count * max(1.0, middle * middle):
+        return 1.0
     least = max(3, math.ceil(_LEAST_SHARE * count))
-    if whole <= 1e-18 * count * max(1.0, middle * middle) or 2 * least > count:
-        return 1.0, ordered[: count // 2], ordered[count // 2 :]
     at = np.arange(least, count - least + 1)
-    # The variance between two groups whose means are this far apart.
+    # The variance between two groups whose means are this far apart; the rest is within them.
     between = np.cumsum(centred)[at - 1] ** 2 * count / (at * (count - at))
-    split = at[between.argmax()]
-    return float(1 - between.max() / whole), ordered[:split], ordered[split:]
-
-
-def critical_index(count: int) -> float:
-    """Return the cluster index below which a sample of this size has two humps at ``LEVEL``."""
     sizes, indices = zip(*_CRITICAL, strict=True)
     # Linear in 1/sqrt(size), like sampling errors.
-    return float(np.interp(-(count**-0.5), [-(size**-0.5) for size in sizes], indices))
+    critical = np.interp(-(count**-0.5), [-(size**-0.5) for size in sizes], indices)
+    if 1 - between.max() / whole >= critical:
+        return 1.0
+    slow, fast = np.split(ordered, at[[between.argmax()]])
+    apart = float(fast.mean() - slow.mean())
+    spread = math.sqrt(slow.var(ddof=1) + fast.var(ddof=1))
+    return math.exp(apart) if math.sqrt(2) * apart > _LEAST_APART * spread else 1.0
 
 
 # ---------------------------------------------------------------- samples of many rows as arrays
