@@ -478,7 +478,7 @@ class _Night:
             ),
             within=within,
         )
-        return SearchOrder.of(self.jobs, settings, seed)
+        return SearchOrder(self.jobs, settings, seed)
 
     def _measured(self, order: SearchOrder) -> Iterator[str]:
         """Jobs in the order of a search, which learns each, until it ends."""

@@ -49,7 +49,7 @@ def order_of(grid: Grid, plan: Plan, store: Store, seed: int) -> SearchOrder | N
     actions, workloads = (Action.RUN, Action.REUSE), {job.workload for job in grid.jobs()}
     jobs = [planned.job for planned in plan.jobs if planned.action in actions]
     jobs = [job for job in jobs if job.workload in workloads]  # those that a plan adds are no cells
-    order = SearchOrder.of(jobs, grid.search, seed, questions=grid.questions)
+    order = SearchOrder(jobs, grid.search, seed, questions=grid.questions)
     rows = store.measurements(samples=False)
     for row in _in_turn(rows):
         figures, doubt = named_figures(row), doubt_of(row)

@@ -9,7 +9,7 @@ search are answered, too; its jobs then come in the schedule's own order.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import hypot, log
 from statistics import mean, pstdev
 from typing import NamedTuple
@@ -98,97 +98,83 @@ def mean_of(space: Space, name: str) -> Mean:
 _RATES = frozenset(name for name, more in COMMON.items() if more) - {"throughput_per_watt"}
 
 
-@dataclass(slots=True)
 class SearchOrder:
-    """An ``Order`` of the scheduler: releases the cells that a search chooses."""
+    """An ``Order`` of the scheduler: releases the cells that a search chooses.
 
-    search: Search
-    settings: SearchSettings | None  # None: the grid only asks questions
-    cells: Sequence[Sequence[Job]]  # by row: the job and its replicates
-    figures: Figures = field(default=lambda row: {})
-    doubt: Callable[[RecordRow], Doubt] = field(default=lambda row: Doubt())
-    questions: Sequence[Inquiry] = ()
-    labels: Sequence[str] = ()  # of cells
-    ended: str = ""  # why, once it has
-    _row_of: dict[str, int] = field(default_factory=dict)  # by job id
-    _rows_of: dict[Accelerator, set[int]] = field(default_factory=dict)
-    _released: set[int] = field(default_factory=set)
-    #: By row and job: its measurements, of which there are two of a winner.
-    _values: dict[int, dict[str, list[_Measured]]] = field(default_factory=dict)
-    _doubts: dict[int, Doubt] = field(default_factory=dict)
-    _states: dict[int, dict[str, State]] = field(default_factory=dict)
-    _began: float | None = None
-    _answer: Answer | None = None
-    _results: int = 0  # that were taken in
-    _answered_for: int = -1  # results when the answer was computed
-    _verdicts: list[Verdict] = field(default_factory=list)
-    _verdicts_for: int = -1
-    _verdicts_at: float = float("-inf")
+    None of the jobs is measured yet. Without ``settings`` the grid only asks ``questions``.
+    """
 
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         jobs: Iterable[Job],
         settings: SearchSettings | None,
         seed: int,
         questions: Sequence[Question] = (),
-    ) -> SearchOrder:
-        """A search of these jobs, none of which is measured; there are settings or questions."""
+    ) -> None:
         by_cell: dict[str, list[Job]] = {}
         for job in jobs:
             by_cell.setdefault(job.cell_id, []).append(job)
-        cells = [by_cell[cell] for cell in sorted(by_cell)]
-        space = space_of([jobs[0] for jobs in cells])
+        self.settings = settings
+        self.cells = [by_cell[cell] for cell in sorted(by_cell)]  # by row: a job and its replicates
+        self.figures: Figures = lambda row: {}
+        self.doubt: Callable[[RecordRow], Doubt] = lambda row: Doubt()
+        self.ended = ""  # why, once it has
+        firsts = [jobs[0] for jobs in self.cells]
+        space = space_of(firsts)
 
         def metric(name: str, *, more: bool) -> Metric:
             return Metric(name, mean_of(space, name), more_is_better=more)
 
         def limits(constraints: Iterable[Constraint]) -> list[Limit]:
             return [
-                Limit(
-                    metric(figure_of(constraint), more=not constraint.at_most),
-                    constraint.bound,
-                    at_most=constraint.at_most,
-                )
-                for constraint in constraints
+                Limit(metric(figure_of(one), more=not one.at_most), one.bound, at_most=one.at_most)
+                for one in constraints
             ]
 
         main = settings if settings is not None else questions[0]
         objective = main.objective if isinstance(main, SearchSettings) else main.best
         front = settings is not None and settings.front
-        search = Search(
+        self.search = Search(
             space,
             metric(objective, more=main.more_is_better),
             limits(main.constraints),
             metric("latency_p50_s", more=False) if front else None,
             seed=seed,
         )
-        inquiries = [
+        labels = labels_of(firsts)
+        self._doubts: dict[int, Doubt] = {}
+        inquiries = (
             Inquiry(
                 one,
                 # The same measurements and surrogates, another aim.
                 replace(
-                    search,
+                    self.search,
                     objective=metric(one.best, more=one.more_is_better),
                     limits=limits(one.constraints),
                     second=None,
                 ),
-                np.array([row for row, jobs in enumerate(cells) if one.covers(jobs[0])], dtype=int),
+                np.array([row for row, job in enumerate(firsts) if one.covers(job)], dtype=int),
+                [str(labels[job.job_id]) for job in firsts],
+                self._doubts,
             )
             for one in questions
-        ]
-        labels = labels_of([jobs[0] for jobs in cells])
-        order = cls(
-            search=search,
-            settings=settings,
-            cells=cells,
-            questions=[one for one in inquiries if len(one.rows)],
-            labels=[str(labels[jobs[0].job_id]) for jobs in cells],
         )
-        for row, jobs in enumerate(cells):
-            order._rows_of.setdefault(jobs[0].accelerator, set()).add(row)
-        order._row_of = {job.job_id: row for row, jobs in enumerate(cells) for job in jobs}
-        return order
+        self.questions = [one for one in inquiries if len(one.rows)]
+        self._row_of = {job.job_id: row for row, jobs in enumerate(self.cells) for job in jobs}
+        self._rows_of: dict[Accelerator, set[int]] = {}
+        for row, job in enumerate(firsts):
+            self._rows_of.setdefault(job.accelerator, set()).add(row)
+        self._released: set[int] = set()
+        #: By row and job: its measurements, of which there are two of a winner.
+        self._values: dict[int, dict[str, list[_Measured]]] = {}
+        self._states: dict[int, dict[str, State]] = {}
+        self._began: float | None = None
+        self._results = 0  # that were taken in
+        self._answer: Answer | None = None
+        self._answered_for = -1  # results when the answer was computed
+        self._verdicts: list[Verdict] = []
+        self._verdicts_for = -1
+        self._verdicts_at = float("-inf")
 
     def know(
         self,
@@ -353,7 +339,7 @@ class SearchOrder:
         if self._verdicts_for != self._results and due:
             self._verdicts_for = self._results
             self._verdicts_at = now if now < float("inf") else self._verdicts_at
-            self._verdicts = [one.verdict(self.labels, self._doubts) for one in self.questions]
+            self._verdicts = [one.verdict() for one in self.questions]
         return self._verdicts
 
     def answers(self, now: float = float("inf")) -> tuple[Answered, ...]:

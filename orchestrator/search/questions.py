@@ -71,9 +71,11 @@ class Inquiry:
     question: Question
     search: Search
     rows: NDArray[np.intp]
+    labels: Sequence[str]  # by row
+    doubts: Mapping[int, Doubt]  # about the measurements of a row
 
-    def verdict(self, labels: Sequence[str], doubts: Mapping[int, Doubt]) -> Verdict:
-        """The present answer; labels and doubts are of rows."""
+    def verdict(self) -> Verdict:
+        """The present answer."""
         search, question, rows = self.search, self.question, self.rows
         known = self._known()
         failed = np.isin(rows, list(search.failed))
@@ -99,10 +101,10 @@ class Inquiry:
         )
         least = min(LEAST_MEASURED, len(rows) - base.failed)
         sure = not none and base.measured >= least
-        cells = self._cells(rows[measured], doubts)
+        cells = self._cells(rows[measured])
         contenders = self._contenders(cells)
         if not len(contenders):
-            return self._without(base, rows[measured | predicted], doubts, labels, sure=sure)
+            return self._without(base, rows[measured | predicted], sure=sure)
         own, contenders = cells.own, contenders[:_CONTENDERS]
         lowest = (own.mean[contenders] - 3 * own.deviation[contenders]).min()
         rivals = rows[predicted]
@@ -111,7 +113,7 @@ class Inquiry:
             belief = search.predictions(search.objective, rivals)
             z = (sign * belief.mean - lowest - log1p(question.within)) / belief.deviation
             rivals = rivals[normal_cdf(z) > _NEGLIGIBLE]
-        cells = self._cells(np.sort(np.concatenate([cells.rows, rivals])), doubts)
+        cells = self._cells(np.sort(np.concatenate([cells.rows, rivals])))
         own, contenders = cells.own, self._contenders(cells)
         chances = self._chances(cells, contenders[:_CONTENDERS])
         # Where hardly any can win, as among lower bounds, the best value is the best guess.
@@ -124,14 +126,14 @@ class Inquiry:
         bound = "at least" if question.more_is_better else "at most"
         answered = replace(
             base,
-            job=labels[cells.rows[best]],
+            job=self.labels[cells.rows[best]],
             value=exp(search.objective.sign * own.mean[best]),
             bound=bound if cells.rival.mean[best] > own.mean[best] else "",
             probability=probability,
             reached=sure and probability >= question.confidence,
-            changes=(*self._changes(cells, best, better, labels), *base.changes),
+            changes=(*self._changes(cells, best, better), *base.changes),
         )
-        answered = self._with_lead(answered, cells, best, contenders, labels)
+        answered = self._with_lead(answered, cells, best, contenders)
         close = np.where(cells.measured, better, 0.0)
         rival = int(close.argmax())
         again = close[rival] >= UNLIKELY and not answered.reached
@@ -148,9 +150,9 @@ class Inquiry:
         metrics = (self.search.objective, *(limit.metric for limit in self.search.limits))
         return [self.search.values.get(metric.name, {}) for metric in metrics]
 
-    def _cells(self, rows: NDArray[np.intp], doubts: Mapping[int, Doubt]) -> _Cells:
+    def _cells(self, rows: NDArray[np.intp]) -> _Cells:
         """Knowledge of cells that are measured or predicted."""
-        own, rival = self._beliefs(self.search.objective, rows, doubts)
+        own, rival = self._beliefs(self.search.objective, rows)
         sign = self.search.objective.sign
         known = self._known()
         complete = set(known[0]).intersection(*known[1:]) - self.search.flagged
@@ -158,7 +160,7 @@ class Inquiry:
         keeps = np.where(measured, 1.0, self.search.chance_of_success(rows))
         may_keep = keeps.copy()
         for limit in self.search.limits:
-            by_rows, up_to = self._beliefs(limit.metric, rows, doubts)
+            by_rows, up_to = self._beliefs(limit.metric, rows)
             keeps *= limit.probability(by_rows)
             may_keep *= limit.probability(up_to)
         return _Cells(
@@ -170,9 +172,7 @@ class Inquiry:
             may_keep=may_keep,
         )
 
-    def _beliefs(
-        self, metric: Metric, rows: NDArray[np.intp], doubts: Mapping[int, Doubt]
-    ) -> tuple[Belief, Belief]:
+    def _beliefs(self, metric: Metric, rows: NDArray[np.intp]) -> tuple[Belief, Belief]:
         """The log of a metric by its rows, and up to where the truth of lower bounds may be."""
         values = self.search.values.get(metric.name, {})
         itself = np.isin(rows, list(set(values) - self.search.flagged))
@@ -180,7 +180,7 @@ class Inquiry:
         if not itself.all():
             predicted = self.search.predictions(metric, rows[~itself])
             own.mean[~itself], own.deviation[~itself] = predicted
-        known = [(values[row], doubts.get(row, _CERTAIN)) for row in map(int, rows[itself])]
+        known = [(values[row], self.doubts.get(row, _CERTAIN)) for row in map(int, rows[itself])]
         name = metric.name
         deviations = [doubt.deviations.get(name, UNKNOWN_DEVIATION) for _, doubt in known]
         own.mean[itself] = np.log([value for value, _ in known])
@@ -215,12 +215,7 @@ class Inquiry:
         return np.array(chances)
 
     def _with_lead(
-        self,
-        answered: Answered,
-        cells: _Cells,
-        best: int,
-        contenders: NDArray[np.intp],
-        labels: Sequence[str],
+        self, answered: Answered, cells: _Cells, best: int, contenders: NDArray[np.intp]
     ) -> Answered:
         """The answer with the second measured cell that likely keeps the limits."""
         others = [at for at in contenders if at != best and cells.keeps[at] > 0.5]
@@ -230,12 +225,10 @@ class Inquiry:
         lead = own.mean[best] - own.mean[second]
         spread = Z_95 * hypot(own.deviation[best], own.deviation[second])
         low, middle, high = (exp(one) - 1 for one in (lead - spread, lead, lead + spread))
-        label = labels[cells.rows[second]]
+        label = self.labels[cells.rows[second]]
         return replace(answered, next=label, lead=middle, lead_low=low, lead_high=high)
 
-    def _changes(
-        self, cells: _Cells, best: int, better: Floats, labels: Sequence[str]
-    ) -> Iterator[str]:
+    def _changes(self, cells: _Cells, best: int, better: Floats) -> Iterator[str]:
         """Events that would give another answer, the likeliest first."""
         metric = self.search.objective
         for limit in self.search.limits:
@@ -248,7 +241,7 @@ class Inquiry:
         for at in np.argsort(-better, kind="stable")[:_MOST_CHANGES]:
             if better[at] < _WORTH_NAMING:
                 break
-            label, chance = labels[cells.rows[at]], f"better with probability {better[at]:.2f}"
+            label, chance = self.labels[cells.rows[at]], f"better with probability {better[at]:.2f}"
             value = exp(metric.sign * cells.rival.mean[at])
             if cells.measured[at]:
                 bound = " (a lower bound)" if cells.rival.mean[at] > cells.own.mean[at] else ""
@@ -258,20 +251,12 @@ class Inquiry:
                 share = f"±{Z_95 * cells.rival.deviation[at]:.0%}"
                 yield f"{label}, predicted at {number(value)} {share}, is {chance}"
 
-    def _without(
-        self,
-        base: Answered,
-        rows: NDArray[np.intp],
-        doubts: Mapping[int, Doubt],
-        labels: Sequence[str],
-        *,
-        sure: bool,
-    ) -> Verdict:
+    def _without(self, base: Answered, rows: NDArray[np.intp], *, sure: bool) -> Verdict:
         """The answer while no measured cell keeps the limits."""
-        may_keep = self._cells(rows, doubts).may_keep
+        may_keep = self._cells(rows).may_keep
         none = float(np.exp(np.log1p(-np.minimum(may_keep, 1 - 1e-12)).sum()))
         changes = [
-            f"{labels[rows[at]]} keeps the limits with probability {may_keep[at]:.2f}"
+            f"{self.labels[rows[at]]} keeps the limits with probability {may_keep[at]:.2f}"
             for at in np.argsort(-may_keep, kind="stable")[:_MOST_CHANGES]
             if may_keep[at] >= _WORTH_NAMING
         ]

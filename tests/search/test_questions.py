@@ -25,7 +25,7 @@ def answered(
     known: Mapping[Job, Doubt | State],
     values: Mapping[Job, float] | None = None,
 ) -> Answered:
-    order = SearchOrder.of(JOBS, None, seed=0, questions=[question])
+    order = SearchOrder(JOBS, None, seed=0, questions=[question])
     for one, doubt in known.items():
         if isinstance(doubt, State):
             order.know(one.job_id, doubt, {})
@@ -133,7 +133,7 @@ def test_less_may_be_better() -> None:
 
 
 def test_a_second_measurement_of_a_winner_is_averaged_and_widens_the_doubt() -> None:
-    order = SearchOrder.of(JOBS, None, seed=0, questions=[BEST])
+    order = SearchOrder(JOBS, None, seed=0, questions=[BEST])
     for one in JOBS:
         order.know(one.job_id, State.SUCCEEDED, figures(one), exactly())
     (before,) = order.answers()
@@ -148,7 +148,7 @@ def test_a_second_measurement_of_a_winner_is_averaged_and_widens_the_doubt() -> 
 
 
 def test_of_two_lower_bounds_the_less_disturbed_counts_and_none_beside_an_exact_figure() -> None:
-    order = SearchOrder.of(JOBS[:1], None, seed=0, questions=[BEST])
+    order = SearchOrder(JOBS[:1], None, seed=0, questions=[BEST])
     (one,) = JOBS[:1]
 
     def value_after(throughput: float, better_by: float) -> float:
@@ -177,7 +177,7 @@ def test_a_figure_that_no_row_has_is_said() -> None:
 
 def test_a_second_measurement_may_lack_the_figure() -> None:
     question = Question(best="latency_p50_s", more_is_better=False)
-    order = SearchOrder.of(JOBS, None, seed=0, questions=[question])
+    order = SearchOrder(JOBS, None, seed=0, questions=[question])
     for one in JOBS:
         order.know(one.job_id, State.SUCCEEDED, figures(one), exactly())
     (before,) = order.answers()

@@ -31,7 +31,7 @@ def order_of(
     seed: int = 1,
     questions: Sequence[Question] = (),
 ) -> SearchOrder:
-    order = SearchOrder.of(jobs, settings, seed, questions=questions)
+    order = SearchOrder(jobs, settings, seed, questions=questions)
     order.figures = figures
     return order
 
