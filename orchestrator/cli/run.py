@@ -199,12 +199,9 @@ def _end_now_if_something_waits(code: int) -> None:
 def command_to_supervise(args: argparse.Namespace) -> list[str] | None:
     """This process's command if a supervised child should run it: not for code that calls
     ``main``."""
-    if args.in_process or args.no_restart or os.environ.get(NO_RESTART_VARIABLE):
-        return None
-    if args.typed != sys.argv[1:]:
-        return None
-    typed = len(args.typed)
-    if sys.orig_argv[-typed:] != args.typed:
+    alone = args.in_process or args.no_restart or os.environ.get(NO_RESTART_VARIABLE)
+    typed = sys.argv[1:]
+    if alone or args.typed != typed or sys.orig_argv[-len(typed) :] != typed:
         return None
     return [sys.executable, *sys.orig_argv[1:]]
 

@@ -7,7 +7,7 @@ names are maps; values of ``parameters`` are JSON, since their types differ.
 Format history (``schema_version``):
     1  first version
 Readers refuse a newer version (``SchemaMismatch``) and fill the missing columns of an older one
-with defaults (``current``). A change of meaning needs an entry in ``UPGRADES``.
+with defaults (``current``), where a change of meaning would have to be bridged, too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -157,9 +157,6 @@ def _documented(name: str, kind: pa.DataType, doc: Doc) -> pa.Field:
 
 # ---------------------------------------------------------------- older tables
 
-#: From a version to the next: table -> table, for changes that a default cannot bridge.
-UPGRADES: dict[int, Callable[[pa.Table], pa.Table]] = {}
-
 
 def refuse_newer(version: int, source: str) -> None:
     """Raise SchemaMismatch if a schema version is newer than this program's."""
@@ -184,9 +181,6 @@ def current(table: pa.Table, source: str, columns: Sequence[str] | None = None) 
     if version == 0:
         raise StoreError(f"{source} is not a Nightgrid table: it has no schema version")
     refuse_newer(version, source)
-    for number in range(version, SCHEMA_VERSION):
-        if number in UPGRADES:
-            table = UPGRADES[number](table)
     present = table.column_names
     if len(set(present)) < len(present):
         raise StoreError(f"{source} is not a Nightgrid table: it has a column twice")

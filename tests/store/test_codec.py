@@ -21,7 +21,6 @@ from orchestrator.core.errors import StoreError
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.store import codec
-from orchestrator.store import schema as schema_module
 from orchestrator.store.codec import line_of, row_in, row_of, table_of, to_table
 from orchestrator.store.column_docs import COLUMN_DOCS, NESTED_DOCS, RANK
 from orchestrator.store.schema import OUT_OF_RANGE, current, fault, faults, schema
@@ -137,17 +136,8 @@ def test_text_that_is_not_unicode_is_escaped() -> None:
     assert back.failure_tail == "error \\udcff\\udcfe end"
 
 
-def test_an_older_table_is_filled_up_and_upgraded(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = to_table([row()]).drop_columns(["details", "recorded_at"])
-    monkeypatch.setattr(schema_module, "SCHEMA_VERSION", 2)
-
-    def to_two(table: pa.Table) -> pa.Table:
-        at = table.column_names.index("reason")
-        return table.set_column(at, "reason", pa.array(["rewritten"]))
-
-    monkeypatch.setitem(schema_module.UPGRADES, 1, to_two)
-    (back,) = from_table(old)
-    assert back.reason == "rewritten"
+def test_an_older_table_is_filled_up() -> None:
+    (back,) = from_table(to_table([row()]).drop_columns(["details", "recorded_at"]))
     assert back.details == {} and back.recorded_at is None
 
 
