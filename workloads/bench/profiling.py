@@ -113,7 +113,9 @@ def figures(
         elif kind in ("gpu_memcpy", "gpu_memset"):
             copied += int(about.get("bytes", 0))
         elif kind == "cpu_op" and event["name"] == "aten::copy_" and not on_card:
-            copied += _bytes(about)
+            shapes, kinds = about.get("Input Dims", ()), about.get("Input type", ())
+            if shapes and kinds:  # of the tensor that is written, and of the one that is read
+                copied += math.prod(shapes[0]) * _BYTES.get(kinds[0], 0)
     if not on_card:
         launches = sum(operator.calls for operator in called)
     dearest = sorted(called, key=lambda operator: -operator.time_us)[:DEAREST]
@@ -129,11 +131,3 @@ def figures(
         "step",
         "profile_launches": f"{launches / STEPS:g} {'kernels' if on_card else 'operators'} a step",
     }
-
-
-def _bytes(about: Mapping[str, Any]) -> int:
-    """Bytes of the tensor that a copy on the host writes."""
-    shapes, kinds = about.get("Input Dims", ()), about.get("Input type", ())
-    if not shapes or not kinds or kinds[0] not in _BYTES:
-        return 0
-    return math.prod(shapes[0]) * _BYTES[kinds[0]]

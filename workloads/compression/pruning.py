@@ -178,13 +178,6 @@ USUAL_SHARE = 0.5
 _FULL_AFTER = 0.75
 
 
-def share_at(step: int, steps: int, final: float) -> float:
-    """Share pruned after a step (from 0), by Zhu and Gupta's cubic schedule."""
-    whole = max(1, round(steps * _FULL_AFTER))
-    done = min((step + 1) / whole, 1.0)
-    return final * (1 - (1 - done) ** 3)
-
-
 class Sparsity(Technique):
     """Sparsity: weights that are zero, channels that are gone, values or kernels that are shared.
 
@@ -459,7 +452,9 @@ class Sparsity(Technique):
 
     def after_step(self, training: Training, step: int) -> None:
         if self.sparsity_schedule == "gradual":
-            share = share_at(step, training.steps, self.share)
+            # By Zhu and Gupta's cubic schedule.
+            done = min((step + 1) / max(1, round(training.steps * _FULL_AFTER)), 1.0)
+            share = self.share * (1 - (1 - done) ** 3)
             if share > self._pruned.share:
                 self._prune(training, share)
         self._pruned.mask_weights()

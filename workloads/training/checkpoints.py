@@ -80,6 +80,17 @@ class Checkpoints:
         parts = [self.path(step), *self.divided(step).rglob("*")]
         return sum(part.stat().st_size for part in parts if part.is_file())
 
+    def require_room(self, needed_bytes: int) -> None:
+        """Raise OSError if the disk has less room: torch's error for a full disk names none."""
+        free = shutil.disk_usage(self.directory).free
+        if free < needed_bytes:
+            raise OSError(
+                errno.ENOSPC,
+                f"a checkpoint takes {needed_bytes / 1e9:.3g} GB and {free / 1e9:.3g} GB are free; "
+                f"make room there, or set {VARIABLE} to a directory with more",
+                str(self.directory),
+            )
+
     def remove(self) -> None:
         """Remove this rank's files; the last rank also removes the directory."""
         with contextlib.suppress(FileNotFoundError):  # the last rank has been faster
@@ -200,17 +211,8 @@ class Saver:
         weights = tensor_bytes([trained, frozen])
         # AdamW's two averages are the largest state of our optimizers; ZeRO's parts are similar.
         once = weights + 2 * tensor_bytes(training.trainable())
-        checkpoints = self.checkpoints
-        there = sum(map(checkpoints.bytes_of, checkpoints.steps()))  # will be replaced
-        needed = once * (checkpoints.steps_kept + 1) - there
-        free = shutil.disk_usage(checkpoints.directory).free
-        if free < needed:
-            raise OSError(
-                errno.ENOSPC,
-                f"a checkpoint takes {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free; "
-                f"make room there, or set {VARIABLE} to a directory with more",
-                str(checkpoints.directory),
-            )
+        there = sum(map(self.checkpoints.bytes_of, self.checkpoints.steps()))  # will be replaced
+        self.checkpoints.require_room(once * (self.checkpoints.steps_kept + 1) - there)
 
     def save(self, training: Training, step: int) -> None:
         """Save and record the stall; raises errors of this write or the previous one."""
@@ -234,6 +236,7 @@ class Saver:
                 state["frozen"] = frozen
             elif not self.saved:
                 write_state({"frozen": frozen}, checkpoints.frozen)
+        checkpoints.require_room(tensor_bytes(state))
         if self._mode == "async":
             self._pending = self._writer.submit(self._replace, on_host(state), step)
         else:
@@ -248,7 +251,9 @@ class Saver:
             pending.result()
 
     def checked(self, training: Training) -> str:
-        """Read the newest checkpoint, compare its weights' names with the model's, describe it."""
+        """Read the newest checkpoint, compare its frozen weights with the model, describe it."""
+        import torch
+
         state = read_newest(self.checkpoints)
         if training.divided is not None or training.layout.data_rank:
             return f"step {state['step']}"
@@ -258,6 +263,11 @@ class Saver:
             raise BadConfiguration(
                 "the checkpoint that was read back has other weights than the model"
             )
+        for name, tensor in {**trained, **frozen}.items():
+            read = state["weights"][name]
+            same = torch.equal(read, tensor.cpu()) if name in frozen else read.shape == tensor.shape
+            if not same:
+                raise BadConfiguration(f"the checkpoint that was read back has another {name}")
         return text
 
     def _replace(self, state: dict[str, Any], step: int) -> None:

@@ -49,14 +49,6 @@ class Chunk:
         return 0 if self.labels is None else int((self.labels != NOT_LEARNED).sum())
 
 
-def cut(ids: Sequence[int], special: Sequence[bool], length: int) -> list[Chunk]:
-    """Whole chunks of a row of tokens; the rest is dropped."""
-    whole = len(ids) // length
-    table = numpy.asarray(ids[: whole * length], numpy.int64).reshape(whole, length)
-    marks = numpy.asarray(special[: whole * length], numpy.bool_).reshape(whole, length)
-    return list(map(Chunk, table, marks))
-
-
 def encode(examples: Sequence[Example], count: int, form: SampleFormat) -> Encoded:
     """The first ``count`` chunks of a corpus, or as many as there are."""
     room = usable_positions(form.config.to_dict())
@@ -75,7 +67,10 @@ def encode(examples: Sequence[Example], count: int, form: SampleFormat) -> Encod
         ids += text_ids
         special += text_special
         texts += 1
-    chunks = cut(ids, special, form.max_length)[:count]
+    length, whole = form.max_length, min(len(ids) // form.max_length, count)
+    table = numpy.asarray(ids[: whole * length], numpy.int64).reshape(whole, length)
+    marks = numpy.asarray(special[: whole * length], numpy.bool_).reshape(whole, length)
+    chunks = list(map(Chunk, table, marks))
     share = f"{form.parameters['masked_share']:.3g}"
     details = {
         "learned": f"masked tokens, each with probability {share}, anew in every step",
