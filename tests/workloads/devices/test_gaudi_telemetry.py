@@ -6,10 +6,9 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from recorded_hl_smi import GAUDI2_TABLE, GAUDI3_CSV, GAUDI_CSV, GAUDI_TABLE
@@ -134,89 +133,38 @@ def test_power_is_that_of_both_rails_where_the_table_has_it(tool) -> None:
     assert "54 V rail alone" in power_of and "54 V and 12 V" in power_of
 
 
-class FakeLibrary:
-    """libhlml.so as pyhlml calls it: a status, and the values behind the references given.
-
-    Figures of one idle Gaudi2 (the first of ``GAUDI2_TABLE``) and a busy one (its seventh); the
-    energies are made up.
-    """
-
-    NOT_SUPPORTED = 3
-    #: Functions with a handle and a reference to one number, and the card's field.
-    NUMBERS: ClassVar[dict[str, str]] = {
-        "hlml_device_get_module_id": "module",
-        "hlml_device_get_power_usage": "mw",
-        "hlml_device_get_total_energy_consumption": "mj",
-        "hlml_device_get_temperature": "celsius",
-        "hlml_device_get_clock_info": "mhz",
-        "hlml_device_get_current_clocks_throttle_reasons": "busy",  # bits of both reasons, or none
-    }
-
-    def __init__(self) -> None:
-        self.lacks = ""
-        idle = {"module": 4, "mw": 82_000, "mj": 5_000_000, "busy": 0, "used": 768}
-        busy = {"module": 0, "mw": 101_000, "mj": None, "busy": 3, "used": 27098}
-        self.cards = {
-            number: SimpleNamespace(**card, celsius=26, mhz=1650)
-            for number, card in enumerate((idle, busy), start=1)
-        }
-        self.open = 0
-
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("hlml_"):
-            raise AttributeError(name)
-        if name == self.lacks:
-            return lambda *arguments: self.NOT_SUPPORTED
-        if name in self.NUMBERS:
-            return partial(self.number, self.NUMBERS[name])
-        return getattr(self, "do_" + name.removeprefix("hlml_"))
-
-    def number(self, field: str, handle: Any, *arguments: Any) -> int:
-        *kind, value = arguments
-        assert [int(one) for one in kind] == {"celsius": [0], "mhz": [2]}.get(field, [])  # on chip
-        figure = getattr(self.cards[handle.value], field)
-        if figure is None:
-            return self.NOT_SUPPORTED
-        value._obj.value = figure
-        return 0
-
-    def do_init(self) -> int:
-        self.open += 1
-        return 0
-
-    def do_shutdown(self) -> int:
-        self.open -= 1
-        return 0
-
-    def do_device_get_count(self, count: Any) -> int:
-        count._obj.value = len(self.cards)
-        return 0
-
-    def do_device_get_handle_by_index(self, index: int, handle: Any) -> int:
-        handle._obj.value = index + 1  # a pointer is never null
-        return 0
-
-    def do_device_get_utilization_rates(self, handle: Any, value: Any) -> int:
-        value._obj.aip = self.cards[handle.value].busy
-        return 0
-
-    def do_device_get_memory_info(self, handle: Any, value: Any) -> int:
-        value._obj.total = 98304 * MIB
-        value._obj.used = self.cards[handle.value].used * MIB
-        return 0
-
-
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLibrary]:
-    """The real pyhlml over a library that is not there."""
-    pytest.importorskip("pyhlml")
-    fake = FakeLibrary()
-    monkeypatch.setattr(ctypes, "CDLL", lambda path: fake)
-    yield fake
-    assert fake.open == 0, "the library was not shut down"
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SimpleNamespace]]:
+    """pyhlml's functions over the figures of one idle Gaudi2 (the first of ``GAUDI2_TABLE``) and of
+    a busy one (its seventh); the energies are made up, and one is not supported."""
+    pyhlml = pytest.importorskip("pyhlml")
+    cards = [
+        SimpleNamespace(module=4, mw=82_000, mj=5_000_000, busy=0, used=768 * MIB),
+        SimpleNamespace(module=0, mw=101_000, mj=None, busy=3, used=27098 * MIB),
+    ]
+    opened: list[int] = []
+    functions: dict[str, Callable[..., Any]] = {
+        "Init": lambda: opened.append(1),
+        "Shutdown": opened.pop,
+        "DeviceGetCount": lambda: len(cards),
+        "DeviceGetHandleByIndex": cards.__getitem__,
+        "DeviceGetModuleID": lambda card: card.module,
+        "DeviceGetPowerUsage": lambda card: card.mw,
+        "DeviceGetTotalEnergyConsumption": lambda card: card.mj,
+        "DeviceGetTemperature": lambda card, sensor: {0: 26}[int(sensor)],  # on the chip
+        "DeviceGetClockInfo": lambda card, kind: {2: 1650}[int(kind)],
+        "DeviceGetUtilizationRates": lambda card: SimpleNamespace(aip=card.busy),
+        "DeviceGetMemoryInfo": lambda card: SimpleNamespace(total=98304 * MIB, used=card.used),
+        "DeviceGetCurrentClocksThrottleReasons": lambda card: card.busy,  # bits of both, or none
+    }
+    for name, function in functions.items():
+        monkeypatch.setattr(pyhlml, f"hlml{name}", function)
+    yield cards
+    assert not opened, "the library was not shut down"
 
 
-def test_hlml_tells_energy_in_joules_and_power_in_watts(library: FakeLibrary) -> None:
+@pytest.mark.usefixtures("library")
+def test_hlml_tells_energy_in_joules_and_power_in_watts() -> None:
     readings = gaudi.hlml_telemetry()
     assert readings[4] == CardTelemetry(
         power_w=82.0,
@@ -234,9 +182,9 @@ def test_hlml_tells_energy_in_joules_and_power_in_watts(library: FakeLibrary) ->
     assert readings[0].power_w == 101.0
 
 
-def test_a_lost_card_takes_no_other_with_it(library: FakeLibrary, tmp_path: Path) -> None:
+def test_a_lost_card_takes_no_other_with_it(library, tmp_path: Path) -> None:
     """pyhlml no longer says its module id; its device file says that it belongs here."""
-    library.cards[2].module = None
+    library[1].module = None
     readings = gaudi.hlml_telemetry()
     assert set(readings) == {4}
     for number, module in enumerate((4, 0, 7)):
@@ -251,11 +199,10 @@ def test_a_lost_card_takes_no_other_with_it(library: FakeLibrary, tmp_path: Path
     assert "hl-smi does not list it" in readings[0].lost
 
 
-@pytest.mark.parametrize(
-    "name", ["hlml_init", "hlml_device_get_count", "hlml_device_get_module_id"]
-)
-def test_cards_that_cannot_be_counted_are_none(library: FakeLibrary, name: str) -> None:
-    library.lacks = name
+@pytest.mark.parametrize("name", ["Init", "DeviceGetCount", "DeviceGetModuleID"])
+@pytest.mark.usefixtures("library")
+def test_cards_that_cannot_be_counted_are_none(name: str, monkeypatch) -> None:
+    monkeypatch.setattr(f"pyhlml.hlml{name}", lambda *_: 1 / 0)
     assert gaudi.hlml_telemetry() == {}
 
 
