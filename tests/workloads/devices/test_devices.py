@@ -1,8 +1,9 @@
-"""Devices: what a process sees, errors of backends, compiled code, and the checks of a card."""
+"""Devices: declarations, what a process sees, errors, compiled code, and the checks of a card."""
 
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import json
 import os
 import random
@@ -15,6 +16,8 @@ from typing import Any, cast
 import numpy
 import pytest
 import torch
+from outside_device import install, offer
+from source_tree import ROOT
 
 from orchestrator.core.job import Accelerator
 from orchestrator.core.outcome import FailureClass, classify
@@ -23,7 +26,7 @@ from orchestrator.worker.protocol import WorkerConfig
 from orchestrator.worker.worker import CardWorker, describe
 from workloads import base, devices
 from workloads.base import BadConfiguration, CardFaulty
-from workloads.devices import device_class
+from workloads.devices import device_class, own_devices
 from workloads.devices.base import (
     COMPILED_DIRECTORY,
     COMPILED_SIZE,
@@ -33,8 +36,6 @@ from workloads.devices.base import (
 )
 from workloads.devices.cpu import CpuDevice
 from workloads.devices.cuda import expandable_segments
-
-ROOT = Path(__file__).resolve().parents[3]
 
 HERE = Path(__file__).parent
 #: Messages as libraries write them, each with its source, and the class each stands for (null: of
@@ -389,3 +390,64 @@ def test_a_worker_on_a_faulty_card_does_not_start(error, monkeypatch) -> None:
     with pytest.raises(CardFaulty, match="HPU3") as caught:
         worker.start()
     assert worker.failure(caught.value).failure_class is FailureClass.CARD_FAULTY
+
+
+def test_a_capability_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="no capability 'pined_memory'"):
+        devices.device_spec("cuda").can("pined_memory")
+    with pytest.raises(ValueError, match="no capabilities streems"):
+        dataclasses.replace(devices.device_spec("cuda"), capabilities=frozenset({"streems"}))
+
+
+@pytest.mark.parametrize("spec", own_devices(), ids=lambda spec: spec.name)
+def test_a_device_has_a_name_in_capitals_and_one_variable_for_its_cards(spec) -> None:
+    for name in ("xpu", "1XPU", "X PU", ""):
+        with pytest.raises(ValueError, match="is no name in capitals"):
+            dataclasses.replace(spec, accelerator=name)
+    variable = spec.visible_variable
+    assert spec.visible(2, 3) == ({variable: "2,3"} if variable else {})
+    assert not variable or devices.environment_for(spec.name, 2)[variable] == "2"
+
+
+KNOWN = """
+import sys
+from workloads.devices import all_devices, environment_for
+from workloads.models import precision
+print(*(spec.accelerator for spec in all_devices()))
+[environment_for(name, 0) for name in ("cpu", "cuda", "hpu")], precision.table()
+print(*sorted({"torch", "transformers"} & set(sys.modules)))
+"""
+
+
+def known(directory: Path) -> list[str]:
+    """The lines of a new process: accelerators, what it imported for them, and warnings."""
+    done = subprocess.run(
+        [sys.executable, "-c", KNOWN],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{directory}{os.pathsep}{ROOT}"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines() + done.stderr.splitlines()
+
+
+def test_a_device_of_another_package_stands_after_ours(tmp_path: Path) -> None:
+    install(tmp_path)
+    accelerators, imported, *warnings = known(tmp_path)
+    assert accelerators == "HPU GPU CPU XPU" and not warnings
+    assert imported == ""
+
+
+SPEC = """
+from workloads.devices import DeviceSpec
+SPEC = DeviceSpec(name="outside", accelerator="GPU", title="t", summary="s", handle="m:C",
+    ray_resource="R", precisions={})
+"""
+
+
+def test_a_device_with_a_taken_name_takes_nothing_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "outside.py").write_text(SPEC)
+    offer(tmp_path, {"outside": "outside:SPEC"})
+    accelerators, _, *warnings = known(tmp_path)
+    assert accelerators == "HPU GPU CPU"
+    assert "device outside is left out: there is an accelerator GPU" in "\n".join(warnings)

@@ -182,6 +182,11 @@ def expanded(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
     return linear(x, matrix.plain(x.dtype), matrix.bias)
 
 
+def normed(x: torch.Tensor, gain: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """Normalise by the root of the mean square; without a gain the values as they are."""
+    return x if gain is None else rms_norm(x, x.shape[-1:], gain, eps)
+
+
 def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, pairs: bool) -> torch.Tensor:
     """Rotate heads [..., heads, width]; ``cos`` and ``sin`` are [..., 1, rotary / 2]."""
     rotary = 2 * cos.shape[-1]
@@ -205,13 +210,10 @@ def queries_keys_values(
     product: Product,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Three [..., heads, width] from hidden states [..., size]."""
-    hidden = rms_norm(hidden, hidden.shape[-1:], layer.before, decoder.eps)
-    joint = product(hidden, layer.qkv).unflatten(-1, (-1, decoder.width))
-    q, k, v = joint.split((decoder.heads, decoder.kv_heads, decoder.kv_heads), dim=-2)
-    if layer.q_gain is not None:
-        q = rms_norm(q, q.shape[-1:], layer.q_gain, decoder.eps)
-    if layer.k_gain is not None:
-        k = rms_norm(k, k.shape[-1:], layer.k_gain, decoder.eps)
+    joint = product(normed(hidden, layer.before, decoder.eps), layer.qkv)
+    heads = joint.unflatten(-1, (-1, decoder.width))
+    q, k, v = heads.split((decoder.heads, decoder.kv_heads, decoder.kv_heads), dim=-2)
+    q, k = normed(q, layer.q_gain, decoder.eps), normed(k, layer.k_gain, decoder.eps)
     return turned(q, cos, sin, decoder.pairs), turned(k, cos, sin, decoder.pairs), v
 
 
@@ -219,16 +221,11 @@ def after_attention(
     decoder: Decoder, layer: Layer, hidden: torch.Tensor, attended: torch.Tensor, product: Product
 ) -> torch.Tensor:
     """The rest of a layer; ``attended`` [..., heads x width]."""
-    change = product(attended, layer.out)
-    if layer.after_out is not None:
-        change = rms_norm(change, change.shape[-1:], layer.after_out, decoder.eps)
-    hidden = hidden + change
-    normed = rms_norm(hidden, hidden.shape[-1:], layer.between, decoder.eps)
-    gate, up = product(normed, layer.gate_up).chunk(2, dim=-1)
+    hidden = hidden + normed(product(attended, layer.out), layer.after_out, decoder.eps)
+    both = product(normed(hidden, layer.between, decoder.eps), layer.gate_up)
+    gate, up = both.chunk(2, dim=-1)
     change = product(silu(gate) * up, layer.down)
-    if layer.after_down is not None:
-        change = rms_norm(change, change.shape[-1:], layer.after_down, decoder.eps)
-    return hidden + change
+    return hidden + normed(change, layer.after_down, decoder.eps)
 
 
 def read_layer(
@@ -282,7 +279,7 @@ def decode_layer(
 
 def output(decoder: Decoder, hidden: torch.Tensor) -> torch.Tensor:
     """Logits of hidden states."""
-    return expanded(rms_norm(hidden, hidden.shape[-1:], decoder.norm, decoder.eps), decoder.head)
+    return expanded(normed(hidden, decoder.norm, decoder.eps), decoder.head)
 
 
 def read_whole(decoder: Decoder, ids: torch.Tensor) -> torch.Tensor:
