@@ -158,9 +158,7 @@ def test_a_quantised_model_is_not_quantised_again_nor_run_as_something_else() ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "numbers"), [("weight-only", "int4"), ("static", "int8"), ("weight-only", "fp8")]
-)
+@pytest.mark.parametrize(("method", "numbers"), [("weight-only", "int4"), ("static", "int8")])
 def test_corrections_bring_means_and_variances_back(method: str, numbers: str) -> None:
     """Through the quantised path: a static layer rounds its inputs too. The means are taken here
     by a loop of plain torch."""

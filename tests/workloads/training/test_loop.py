@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ from workloads.base import (
     BadConfiguration,
     MeasureSettings,
     Result,
+    whole_sample,
 )
 from workloads.data.datasets import load_examples
 from workloads.data.shapes import Turn
 from workloads.models.loading import load_causal_model, load_tokenizer, open_model
 from workloads.models.prompts import encode_answer, encode_prompt
-from workloads.training import losses as loss_functions
 from workloads.training.data import NOT_LEARNED, TrainingSample, encode_samples
+from workloads.training.losses import loss_details
 
 RATE = {"vera": 0.3}  # its vectors start small
 
@@ -155,26 +157,21 @@ def test_the_row_says_what_it_is(lora: Result) -> None:
     assert lora.train_flops_per_token == expected
 
 
-@pytest.mark.slow
-def test_a_loss_that_rises_is_told() -> None:
-    result = train(method="full", learning_rate=1.0, samples=4)
-    assert "did not fall" in result.details["loss_flag"]
-    assert result.details[DIVERGED] == result.details["loss_flag"]
-
-
-def test_a_loss_that_is_no_number_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    healthy = loss_functions.next_token_loss
-    calls: list[int] = []
-
-    def sick(*args: Any) -> Any:
-        calls.append(1)
-        return healthy(*args) * (math.nan if len(calls) > 1 else 1.0)
-
-    monkeypatch.setattr(loss_functions, "next_token_loss", sick)
-    result = train()
-    assert [math.isnan(loss) for loss in losses(result)] == [False, True, True]
-    assert result.details["loss_flag"] == ("the loss is no number in 2 of 3 steps, first at step 1")
-    assert result.details[DIVERGED] == result.details["loss_flag"]
+@pytest.mark.parametrize(
+    ("seen", "after", "flag", "diverged"),
+    [
+        ([2.0, 1.5, 1.0], 1.0, "", False),
+        ([2.0, 2.1, 2.2], 2.2, "did not fall: 2 before, 2.2 after", False),
+        ([2.0, 5.0, 9.0], 9.0, "did not fall", True),
+        ([2.0, math.nan, math.nan], math.nan, "no number in 2 of 3 steps, first at step 1", True),
+    ],
+)
+def test_losses_that_rise_or_are_no_numbers_are_told(seen, after, flag, diverged) -> None:
+    step = whole_sample(wall_s=1.0, cpu_s=1.0, items=1, input_tokens=1)
+    steps = [replace(step, repeat=number, loss=loss) for number, loss in enumerate(seen)]
+    told = loss_details(seen[0], after, steps)
+    assert flag in told.get("loss_flag", "") and bool(told) == bool(flag)
+    assert (DIVERGED in told) == diverged
 
 
 def test_samples_without_labels_teach_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

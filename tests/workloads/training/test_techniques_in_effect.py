@@ -189,11 +189,6 @@ def test_xformers_is_given_what_its_kernel_wants(packed, monkeypatch) -> None:
         found[attention] = net(**inputs, use_cache=False).logits[real]
     torch.testing.assert_close(found["xformers"], found["sdpa"], rtol=1e-4, atol=1e-5)
     if not packed:
-        net.set_attn_implementation("xformers")
-        made = net.generate(ids[:, :6], max_new_tokens=4, do_sample=False, pad_token_id=0)
-        net.set_attn_implementation("sdpa")
-        expected = net.generate(ids[:, :6], max_new_tokens=4, do_sample=False, pad_token_id=0)
-        assert torch.equal(made, expected)
         without_masks()
 
 
