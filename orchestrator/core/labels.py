@@ -75,7 +75,13 @@ class Label:
 
 def labels_of(jobs: Sequence[Labelled]) -> dict[str, Label]:
     """Distinct labels of these jobs, by job id."""
-    where, rest = _where_words(jobs), _rest_words(jobs)
+    words: dict[str, Callable[[Labelled], str]] = {
+        "engine": lambda job: job.engine,
+        "isolation": lambda job: f"isolation {job.isolation}",
+        "replicate": lambda job: f"replicate {job.replicate}" if job.replicate > 1 else "",
+    }
+    rest = [word for name, word in words.items() if _varies(jobs, name)]
+    where = _where_words(jobs)
     precisions = _varies(jobs, "precision")
     batches = len({_requested(job) for job in jobs}) > 1
     parameters = _Parameters(jobs)
@@ -155,15 +161,6 @@ def _where_words(jobs: Sequence[Labelled]) -> list[Callable[[Labelled], str]]:
     elif _varies(jobs, "accelerator"):
         where.append(lambda job: str(job.accelerator))
     return where
-
-
-def _rest_words(jobs: Sequence[Labelled]) -> list[Callable[[Labelled], str]]:
-    words: dict[str, Callable[[Labelled], str]] = {
-        "engine": lambda job: job.engine,
-        "isolation": lambda job: f"isolation {job.isolation}",
-        "replicate": lambda job: f"replicate {job.replicate}" if job.replicate > 1 else "",
-    }
-    return [word for name, word in words.items() if _varies(jobs, name)]
 
 
 def _last(value: str) -> str:

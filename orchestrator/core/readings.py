@@ -50,32 +50,18 @@ def energy_between(readings: Sequence[Reading], start: float, end: float) -> Ene
     gap = max(later - earlier for (earlier, _), (later, _) in itertools.pairwise(watched))
     if end - start < STRETCH_PER_GAP * gap:
         return None
-    energy_j, source = _by_counter(watched, start, end), "counter"
-    if energy_j is None:
-        energy_j, source = _by_power(watched, start, end), "power"
-    if energy_j is None:
+    counts = [(at, read.energy_j) for at, read in watched if read.energy_j is not None]
+    reset = any(later < earlier for (_, earlier), (_, later) in itertools.pairwise(counts))
+    if len(counts) == len(watched) and not reset:  # by a reload of the driver
+        energy_j = _at(counts[-2:], end) - _at(counts[:2], start)
+        return Energy(energy_j=energy_j, duration_s=end - start, source="counter")
+    powers = [(at, read.power_w) for at, read in watched if read.power_w is not None]
+    if len(powers) < len(watched):
         return None
-    return Energy(energy_j=energy_j, duration_s=end - start, source=source)  # type: ignore[arg-type]
-
-
-def _by_counter(readings: Sequence[Reading], start: float, end: float) -> float | None:
-    """Energy by the card's counter; None if it is missing or was reset by a driver reload."""
-    points = [(at, read.energy_j) for at, read in readings if read.energy_j is not None]
-    if len(points) != len(readings):
-        return None
-    if any(later < earlier for (_, earlier), (_, later) in itertools.pairwise(points)):
-        return None
-    return _at(points[-2:], end) - _at(points[:2], start)
-
-
-def _by_power(readings: Sequence[Reading], start: float, end: float) -> float | None:
-    """Integrate power, linear between readings; None if one is missing."""
-    points = [(at, read.power_w) for at, read in readings if read.power_w is not None]
-    if len(points) != len(readings):
-        return None
-    inner = [(at, power) for at, power in points if start < at < end]
-    cut = [(start, _at(points[:2], start)), *inner, (end, _at(points[-2:], end))]
-    return sum((b - a) * (p + q) / 2 for (a, p), (b, q) in itertools.pairwise(cut))
+    inner = [(at, power) for at, power in powers if start < at < end]
+    cut = [(start, _at(powers[:2], start)), *inner, (end, _at(powers[-2:], end))]
+    energy_j = sum((b - a) * (p + q) / 2 for (a, p), (b, q) in itertools.pairwise(cut))
+    return Energy(energy_j=energy_j, duration_s=end - start, source="power")
 
 
 def _at(line: Sequence[tuple[float, float]], moment: float) -> float:

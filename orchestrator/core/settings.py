@@ -103,13 +103,11 @@ def from_mapping(wish: Mapping[str, Any]) -> str:
     return Search(goal, int(limits["cap"]), round(float(limits["tolerance"]), 6)).text
 
 
-def _kinds() -> str:
-    """The built-in kinds of cards: "HPU (Intel Gaudi), GPU (NVIDIA) or CPU"."""
-    kinds = [
-        f"{spec.accelerator} ({spec.summary})" if spec.summary else spec.accelerator
-        for spec in own_devices()
-    ]
-    return f"{', '.join(kinds[:-1])} or {kinds[-1]}"
+#: The built-in kinds of cards: HPU (Intel Gaudi), GPU (NVIDIA), CPU.
+_KINDS = [
+    f"{spec.accelerator} ({spec.summary})" if spec.summary else spec.accelerator
+    for spec in own_devices()
+]
 
 
 class JobFields(Settings):
@@ -148,8 +146,8 @@ class JobFields(Settings):
         own_devices()[0].accelerator,
         role="work",
         always_in_id=True,
-        description=f"The kind of card: {_kinds()}. Several may be listed; each job is then "
-        "run on each.",
+        description=f"The kind of card: {', '.join(_KINDS[:-1])} or {_KINDS[-1]}. Several may be "
+        "listed; each job is then run on each.",
     )
     cards: int = setting(
         1,

@@ -254,9 +254,25 @@ class Board:
             if heard.phase != seat.phase:
                 # Counted from its first report here: clocks of other hosts may be wrong.
                 seat.phase, seat.since = heard.phase, now
-        seats = sorted(
+        cards = []
+        for seat in sorted(
             self._seats.values(), key=lambda seat: (self.node_name(seat.card.node_id), seat.card)
-        )
+        ):
+            read = telemetry.get(seat.card, CardTelemetry())
+            cards.append(
+                CardStatus(
+                    card=self.card_name(seat.card),
+                    worker_id=seat.worker_id,
+                    phase=seat.phase,
+                    phase_age_s=round(max(0.0, now - seat.since), 1) if seat.worker_id else 0.0,
+                    job=seat.job,
+                    attempt_id=seat.attempt_id,
+                    power_w=read.power_w,
+                    temperature_c=read.temperature_c,
+                    utilization_percent=read.utilization_percent,
+                    memory_used_bytes=read.memory_used_bytes,
+                )
+            )
         self._waited = self._waited or bool(self.waiting)
         first_at = None if self._waited else self._first_at
         left = self._left(now)
@@ -270,10 +286,7 @@ class Board:
             counts=dict(self._counts),
             attempts=self._attempts,
             emulated=any(node.emulated for node in self._nodes.values()),
-            cards=tuple(
-                self._card_status(seat, now, telemetry.get(seat.card, CardTelemetry()))
-                for seat in seats
-            ),
+            cards=tuple(cards),
             eta_s=left.middle_s if left else None,
             eta_low_s=left.low_s if left and ranged else None,
             eta_high_s=left.high_s if left and ranged else None,
@@ -325,13 +338,6 @@ class Board:
                 late.append(events.WorkerOverdue(at=now, worker_id=seat.worker_id, reason=reason))
         return late
 
-    def _repeats_left(self) -> float:
-        """Repeats to come, if as many of the rows to come are flagged as of those so far."""
-        if self.standing is None or not self._remaining.ended:
-            return 0.0
-        expected = self.standing.to_repeat * (1 + len(self._to_do) / self._remaining.ended)
-        return max(0.0, expected - self.standing.repeats)  # those of winners count there, too
-
     def _seat(
         self, worker_id: str, phase: str, at: float, job: str = "", attempt_id: str = ""
     ) -> None:
@@ -339,20 +345,6 @@ class Board:
         if card in self._seats:
             seat = self._seats[card]
             seat.phase, seat.since, seat.job, seat.attempt_id = phase, at, job, attempt_id
-
-    def _card_status(self, seat: _Seat, now: float, read: CardTelemetry) -> CardStatus:
-        return CardStatus(
-            card=self.card_name(seat.card),
-            worker_id=seat.worker_id,
-            phase=seat.phase,
-            phase_age_s=round(max(0.0, now - seat.since), 1) if seat.worker_id else 0.0,
-            job=seat.job,
-            attempt_id=seat.attempt_id,
-            power_w=read.power_w,
-            temperature_c=read.temperature_c,
-            utilization_percent=read.utilization_percent,
-            memory_used_bytes=read.memory_used_bytes,
-        )
 
     def _left(self, now: float) -> Span | None:
         """Time left: by the plan until a job has ended, then by the estimates as those that ended
@@ -362,10 +354,14 @@ class Board:
         for seat in self._seats.values():
             if seat.phase == "queued":
                 self._remaining.waits(seat.attempt_id, now)
-        middle_s = self._remaining.left_s(now, self._repeats_left())
+        repeats = 0.0
+        if self.standing is not None and self._remaining.ended:
+            # As many of the rows to come are flagged as of those so far.
+            expected = self.standing.to_repeat * (1 + len(self._to_do) / self._remaining.ended)
+            repeats = max(0.0, expected - self.standing.repeats)  # those of winners count, too
+        middle_s = self._remaining.left_s(now, repeats)
         if middle_s is not None:
-            few = len(self._to_do) > 0.8 * self._to_run
-            factor = 2.0 if few else 1.0
+            factor = 2.0 if len(self._to_do) > 0.8 * self._to_run else 1.0
             return Span(middle_s / factor, middle_s, middle_s * factor)
         planned, over_s = self.plan.duration, now - self.started_at
         if over_s >= planned.high_s:

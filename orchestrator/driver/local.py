@@ -101,7 +101,10 @@ class InProcessExecutor:
             if isinstance(command, StartWorker):
                 self._events.put(self._start(command))
             elif isinstance(command, RunAttempt):
-                self._events.put(self._run(command))
+                (worker_id,) = command.worker_ids
+                rank = self._workers[worker_id].run(command.attempt)
+                outcome = Outcome.of_rank(command.attempt.attempt_id, rank)
+                self._events.put(AttemptEnded(at=time.monotonic(), outcome=outcome))
             elif self._workers.pop(command.worker_id, None):  # else it never came up
                 stopped = WorkerStopped(at=time.monotonic(), worker_id=command.worker_id)
                 self._events.put(stopped)
@@ -126,9 +129,3 @@ class InProcessExecutor:
             return WorkerStopped(at=time.monotonic(), worker_id=worker_id, failure=failure)
         self._workers[worker_id] = worker
         return WorkerReady(at=time.monotonic(), worker_id=worker_id, info=info)
-
-    def _run(self, command: RunAttempt) -> Event:
-        (worker_id,) = command.worker_ids
-        rank = self._workers[worker_id].run(command.attempt)
-        outcome = Outcome.of_rank(command.attempt.attempt_id, rank)
-        return AttemptEnded(at=time.monotonic(), outcome=outcome)

@@ -154,22 +154,19 @@ class Driver:
         StoreError if a row failed for ``patience_s`` without a full disk, or the run was taken.
         """
         try:
-            return self._drive()
+            # The first tick gets the rows of jobs that will not run, cluster or no cluster.
+            events: Sequence[Event] = [*self._clock_set(), Tick(at=self.clock())]
+            while True:
+                self._feed(events)
+                if self._finished is not None:
+                    self._show(force=True)
+                    return DriveResult(finished=True, reason=self._finished.reason)
+                self._show()
+                if self.stop.requests >= AT_ONCE:
+                    return DriveResult(finished=False, reason=self.stop.reason)
+                events = self._next_events()
         finally:
             self._rows.save()
-
-    def _drive(self) -> DriveResult:
-        # The first tick gets the rows of jobs that will not run, cluster or no cluster.
-        events: Sequence[Event] = [*self._clock_set(), Tick(at=self.clock())]
-        while True:
-            self._feed(events)
-            if self._finished is not None:
-                self._show(force=True)
-                return DriveResult(finished=True, reason=self._finished.reason)
-            self._show()
-            if self.stop.requests >= AT_ONCE:
-                return DriveResult(finished=False, reason=self.stop.reason)
-            events = self._next_events()
 
     def _next_events(self) -> list[Event]:
         events, self._late = self._late, []

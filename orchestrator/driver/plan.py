@@ -184,24 +184,19 @@ def start_of(options: RunOptions) -> str:
 def startup_of(options: RunOptions) -> Startup:
     """``Startup`` of a run, with the start times of the newest runs of the same kind."""
     kind = start_of(options)
-    return Startup(
-        kind=kind,
-        earlier_s=_earlier_starts(options.results, kind),
-        processors=len(usable_cores()),
-        load=0.0 if kind == CLUSTER else os.getloadavg()[0],
-    )
-
-
-def _earlier_starts(results: Path, kind: str) -> tuple[float, ...]:
-    """Seconds from the command to the first attempt of the newest runs that recorded it."""
-    starts_s = []
-    for run in runs(results)[:MOST_STARTS]:
+    starts_s = []  # from the command to the first attempt
+    for run in runs(options.results)[:MOST_STARTS]:
         with contextlib.suppress(OSError, ValueError):
-            text = disk.read(results / run / run_files.STATUS, SMALL_BYTES).decode()
+            text = disk.read(options.results / run / run_files.STATUS, SMALL_BYTES).decode()
             status = RunStatus.from_json(text)
             if status.start == kind and status.first_attempt_s is not None:
                 starts_s.append(status.first_attempt_s)
-    return tuple(starts_s)
+    return Startup(
+        kind=kind,
+        earlier_s=tuple(starts_s),
+        processors=len(usable_cores()),
+        load=0.0 if kind == CLUSTER else os.getloadavg()[0],
+    )
 
 
 def planned_nodes(accelerators: Sequence[Accelerator], emulate: str | None) -> list[Node]:

@@ -130,12 +130,16 @@ class Standing:
             if best is None or len(entries) < 2:
                 self._bests.pop(work, None)
                 continue
+            above = sum(bool(one.flags) and one.high >= best.low for one in entries)
+            provisional = f"{plural(above, 'flagged row')} may be faster" if above else ""
+            if best.flags:
+                provisional = f"every row is flagged, this one {', '.join(sorted(best.flags))}"
             self._bests[work] = BestSoFar(
                 job=str(labels.get(best.job_id, best.job_id)),
                 per_s=best.value,
                 unit=best.unit,
                 rows=len(entries),
-                provisional=_why_provisional(best, entries),
+                provisional=provisional,
             )
         self._stale.clear()
         return tuple(islice(self._bests.values(), MOST_WORKS))
@@ -181,10 +185,3 @@ def _best(entries: Iterable[_Entry]) -> _Entry | None:
 def _names(flags: frozenset[str]) -> str:
     """Flags that a repeat may clear; "" if there are none, or others as well."""
     return "" if flags & LASTING else ", ".join(sorted(flags))
-
-
-def _why_provisional(best: _Entry, entries: Iterable[_Entry]) -> str:
-    if best.flags:
-        return f"every row is flagged, this one {', '.join(sorted(best.flags))}"
-    above = sum(bool(one.flags) and one.high >= best.low for one in entries)
-    return f"{plural(above, 'flagged row')} may be faster" if above else ""

@@ -265,12 +265,16 @@ class Supervisor:
                     self._report("failed", reason, decision.code)
                     return decision.code
                 if decision.pause_s is None:
-                    return _end_alike(decision.code)
+                    if decision.code < 0:  # end by the signal that stopped the driver
+                        signal.signal(-decision.code, signal.SIG_DFL)
+                        os.kill(os.getpid(), -decision.code)
+                    return decision.code
                 _say(
                     f"{last.description}. What was measured is safe; another driver goes on with "
                     "the run"
                 )
-                if self._is_news():
+                # The first death since rows were written: one notice for a lost head.
+                if len(self._ends) < 2 or any(end.wrote_rows for end in self._ends[-2:]):
                     reason = f"{last.description}; it is started again"
                     self._report("interrupted", reason, last.exit_code)
                 trouble = self._wait(decision.pause_s)
@@ -357,11 +361,6 @@ class Supervisor:
         if driver is not None:
             driver.send_signal(number)
 
-    def _is_news(self) -> bool:
-        """Return whether the last driver's death is the first since rows were written: one notice
-        for a lost head, not one per driver."""
-        return len(self._ends) < 2 or any(end.wrote_rows for end in self._ends[-2:])
-
     def _report(self, ending: str, reason: str, code: int) -> None:
         if "run" not in self._facts:
             return
@@ -406,14 +405,6 @@ class Supervisor:
         if waiting:
             _say(f"{address} answers")
         return ""
-
-
-def _end_alike(code: int) -> int:
-    """Return the exit code, or end this process by the signal that stopped the driver."""
-    if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    return code
 
 
 def answers(address: str) -> bool:

@@ -33,20 +33,6 @@ def configuration_of(job: Job) -> Job:
     return replace(job, batch_size=1, experiment="", measure=_ANY_MEASURE, replicate=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryLine:
-    """A line through known peaks, and the card's memory."""
-
-    fixed: float
-    per_item: float  # positive
-    limit: float  # bytes of a card
-
-    @property
-    def largest(self) -> int:
-        """The batch size at which the line meets the usable memory."""
-        return max(int((USABLE * self.limit - self.fixed) / self.per_item), 0)
-
-
 @dataclass(slots=True)
 class MemoryBook:
     """Peaks of memory that a run has seen, by configuration and batch size."""
@@ -57,8 +43,7 @@ class MemoryBook:
 
     def learn(self, job: Job, outcome: Outcome) -> None:
         """Record the memory that an attempt used, if its worker reports it."""
-        facts = [memory_of(rank.result) for rank in outcome.ranks if rank.result is not None]
-        known = [fact for fact in facts if fact is not None]
+        known = list(filter(None, (memory_of(rank.result) for rank in outcome.ranks)))
         if not known or not isinstance(job.batch_size, int):
             return
         self._limits[job.accelerator] = min(limit for _, limit in known)
@@ -67,8 +52,9 @@ class MemoryBook:
         if (slope := _slope(peaks)) is not None:
             self._slopes[_work(job)] = slope
 
-    def line(self, job: Job) -> MemoryLine | None:
-        """The line of such jobs; None if too little is known, or memory does not grow."""
+    def largest(self, job: Job) -> int | None:
+        """The batch size at which the line of such jobs meets the usable memory; None if too little
+        is known, or memory does not grow."""
         peaks = self._peaks.get((configuration_of(job), job.replicate), {})
         limit = self._limits.get(job.accelerator)
         if not peaks or limit is None:
@@ -77,9 +63,8 @@ class MemoryBook:
         if not slope:
             return None
         largest = max(peaks)
-        return MemoryLine(
-            fixed=peaks[largest] - slope * largest, per_item=slope, limit=float(limit)
-        )
+        fixed = peaks[largest] - slope * largest
+        return max(int((USABLE * limit - fixed) / slope), 0)
 
 
 def memory_of(result: object) -> tuple[int, int] | None:
@@ -169,11 +154,11 @@ class Trial:
 History = Mapping[int, Trial]
 
 
-def next_size(history: History, search: Search, line: MemoryLine | None = None) -> int | None:
-    """The size to try next; None once ``answer`` is final."""
+def next_size(history: History, search: Search, fitting: int | None = None) -> int | None:
+    """The size to try next; None once ``answer`` is final. Memory should hold ``fitting``."""
     if search.goal == "best":
         return next_faster(history, search)
-    return next_larger(history, search, line)
+    return next_larger(history, search, fitting)
 
 
 def answer(history: History, search: Search) -> int | None:
@@ -191,7 +176,7 @@ def largest_fit(history: History) -> int | None:
     return max((size for size, trial in _fitting(history).items() if trial.fits), default=None)
 
 
-def next_larger(history: History, search: Search, line: MemoryLine | None = None) -> int | None:
+def next_larger(history: History, search: Search, fitting: int | None = None) -> int | None:
     """The size to probe next for the largest; None when ``largest_fit`` is the answer."""
     fit, misfit = largest_fit(history) or 0, _smallest_misfit(history)
     upper = search.cap if misfit is None else min(search.cap, misfit - 1)
@@ -199,16 +184,16 @@ def next_larger(history: History, search: Search, line: MemoryLine | None = None
     if upper - fit <= (missed if misfit is not None else 0):
         return None
     proof = min(fit + missed + 1, upper)  # if this does not fit, the search is over
-    if line is not None and fit and len(history) < MOST_JUMPS + 2:
-        return min(max(_jump(history, line, fit, misfit, proof), proof), upper)
+    if fitting is not None and fit and len(history) < MOST_JUMPS + 2:
+        aim = min(fitting, TRUSTED * fit)
+        return min(max(_jump(history, aim, fit, misfit, proof), proof), upper)
     if misfit is None:
         return min(max(2 * fit, 1), search.cap)
     return max((fit + misfit) // 2, proof)
 
 
-def _jump(history: History, line: MemoryLine, fit: int, misfit: int | None, proof: int) -> int:
-    """The size at which the line meets the card's memory, or near it once that was tried."""
-    aim = min(line.largest, TRUSTED * fit)
+def _jump(history: History, aim: int, fit: int, misfit: int | None, proof: int) -> int:
+    """The size that should just fit, or near it once that was tried."""
     if misfit is None:
         if aim > fit:
             return aim

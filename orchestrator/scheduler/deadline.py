@@ -132,7 +132,21 @@ class Deadline:
     def give_up_late(self) -> None:
         """Give up jobs that can no longer end in time."""
         now, until = self._ledger.now, self._ledger.work_until
-        for record in self._too_late(now):
+        for record in [record for record in self._running.values() if not record.running]:
+            del self._running[record.job_id]
+            self.watch(record)
+        late: dict[str, JobState] = {}
+        while self.next_at < now:
+            record = heappop(self._latest)[2]
+            if record.phase is Phase.DONE:
+                continue
+            if until - record.next_s >= now:  # it needs less than it did
+                self.watch(record)
+            elif record.running:
+                self._running[record.job_id] = record
+            else:
+                late[record.job_id] = record
+        for record in late.values():
             tried = f" after {record.number} attempts" if record.failures else ""
             reason = (
                 f"too late to start{tried}: it takes about {record.estimate.total_s:.0f} s, with "
@@ -143,15 +157,13 @@ class Deadline:
 
     def learn(self, lease: Lease, outcome: Outcome) -> None:
         """Correct the estimates of waiting jobs by a measured one."""
+        record, estimates = lease.record, self._estimates
         if not self._exists:
             return
-        if self._estimates is not None:
-            self._learn(self._estimates, lease, outcome)
         for pool in self._pools.values():
             pool.touch_all()  # a gang may fit now
-
-    def _learn(self, estimates: LearningEstimates, lease: Lease, outcome: Outcome) -> None:
-        record = lease.record
+        if estimates is None:
+            return
         results = [rank.result for rank in outcome.ranks if rank.result is not None]
         busy_s = max((rank.ended_at - rank.started_at for rank in outcome.ranks), default=0.0)
         load_s = lease.lasts_s - record.estimate.run_s  # as expected; 0 if it was loaded
@@ -172,23 +184,6 @@ class Deadline:
             else:
                 other.expect(estimate)
             self.watch(other)
-
-    def _too_late(self, now: float) -> list[JobState]:
-        for record in [record for record in self._running.values() if not record.running]:
-            del self._running[record.job_id]
-            self.watch(record)
-        late: dict[str, JobState] = {}
-        while self._latest and self._latest[0][0] < now:
-            record = heappop(self._latest)[2]
-            if record.phase is Phase.DONE:
-                continue
-            if self._ledger.work_until - record.next_s >= now:  # it needs less than it did
-                self.watch(record)
-            elif record.running:
-                self._running[record.job_id] = record
-            else:
-                late[record.job_id] = record
-        return list(late.values())
 
 
 _Model = tuple[str, str, Accelerator]

@@ -91,15 +91,6 @@ def repeat_of(
     return steps, steps * batch_size * setting("gradient_accumulation", 1) * length
 
 
-def _passes(workload: str, settings: Mapping[str, Any], measure: MeasureSettings) -> float | None:
-    """Passes through work that is not repeated, its warm-up included; None: it is repeated."""
-    if workload in ONCE or settings.get("images") is not None:
-        return 1.0
-    if "learning_rate" in settings:
-        return 1.0 + measure.warmup / (settings.get("steps") or USUAL_STEPS)
-    return None
-
-
 def nominal_s(
     workload: str,
     accelerator: Accelerator,
@@ -120,9 +111,11 @@ def nominal_s(
     repeat_s = calls * call_s + 2 * count * positions / device.operations_per_s
     # Emulated cards of a gang take turns on their host's processors, in their imports too.
     ranks = cards if emulated else 1
-    passes = _passes(workload, settings, measure)
-    if passes is not None:
-        fixed_s = TRAINING_FIXED_S if "learning_rate" in settings else FIXED_S
+    trains = "learning_rate" in settings
+    if trains or workload in ONCE or settings.get("images") is not None:  # it is not repeated
+        warmup = measure.warmup / (settings.get("steps") or USUAL_STEPS) if trains else 0.0
+        passes = 1.0 + warmup
+        fixed_s = TRAINING_FIXED_S if trains else FIXED_S
         once_s = min(passes * repeat_s, max(measure.time_limit_s, repeat_s / max(1, calls)))
         return ranks * (fixed_s + once_s)
     repeats = max(measure.min_repeats, min(USUAL_REPEATS, measure.max_repeats))
@@ -160,37 +153,20 @@ class Estimate:
 
 
 class Distance(Enum):
-    """Distance between a job and the rows of its estimate, nearest first."""
+    """Distance between a job and the rows of its estimate, nearest first. Until enough errors are
+    known: its margin, and factors that hold nine of ten times (checked by ``python -m benchmarks
+    estimates``)."""
 
-    JOB = "the same job"
-    SETTINGS = "all but the batch size"
-    PRECISION = "workload, model, cards and precision"
-    MODEL = "workload, model and kind of card"
-    CARD = "workload and kind of card"
-    PRIOR = "no rows"
-
-
-#: Margins until enough errors are known.
-_FIRST_MARGIN = {
-    Distance.JOB: 1.3,
-    Distance.SETTINGS: 1.5,
-    Distance.PRECISION: 1.8,
-    Distance.MODEL: 2.0,
-    Distance.CARD: 2.0,
-    Distance.PRIOR: 1.5,  # not to be believed; but a first night that dares nothing learns nothing
-}
+    JOB = 1.3, (0.25, 3.5)  # the same job
+    SETTINGS = 1.5, (0.25, 4.0)  # all but the batch size
+    PRECISION = 1.8, (0.2, 4.0)  # workload, model, cards and precision
+    MODEL = 2.0, (0.2, 5.0)  # workload, model and kind of card
+    CARD = 2.0, (0.15, 6.0)  # workload and kind of card
+    # No rows. The margin is not to be believed; but a first night that dares nothing learns
+    # nothing. Often it is the first job of a process, with its imports.
+    PRIOR = 1.5, (0.15, 15.0)
 
 
-#: Factors that hold nine of ten times, until enough errors are known (checked by ``python -m
-#: benchmarks estimates``).
-_SPREAD = {
-    Distance.JOB: (0.25, 3.5),
-    Distance.SETTINGS: (0.25, 4.0),
-    Distance.PRECISION: (0.2, 4.0),
-    Distance.MODEL: (0.2, 5.0),
-    Distance.CARD: (0.15, 6.0),
-    Distance.PRIOR: (0.15, 15.0),  # often the first job of a process, with its imports
-}
 #: The same for loading: files in the host's cache load twenty times as fast.
 _LOAD_SPREAD = (0.05, 4.0)
 #: The narrowest that rows can make them.
@@ -253,14 +229,29 @@ class Estimator:
     def estimate(self, job: Job) -> Estimate:
         """Seconds for ``job``, from the nearest rows there are."""
         distance, run_s = self._nearest(job)
+        errors, margin = self._errors.get(distance, []), distance.value[0]
+        rank = ceil(COVERED * (len(errors) + 1))
+        if rank <= len(errors):
+            margin = max(exp(errors[rank - 1]), LEAST_MARGIN)
+        elif errors:  # too few to tell
+            margin = max(margin, exp(errors[-1]))
         factor = 1.0 if isinstance(job.batch_size, int) else SEARCH_FACTOR
-        load_s = self._load_s(job.job_id, job)
-        return Estimate(load_s=load_s, run_s=factor * run_s, margin=self._margin(distance))
+        return Estimate(
+            load_s=self._load_s(job.job_id, job),
+            run_s=factor * run_s,
+            margin=min(margin, LARGEST_MARGIN),
+        )
 
     def guess(self, job: Job) -> tuple[Span, Span]:
         """Ranges of the seconds to run ``job`` and to load its model."""
         distance, run_s = self._nearest(job)
-        run = _span(run_s, self._spread(distance))
+        errors, (_, (low, high)) = self._errors.get(distance, []), distance.value
+        outside = int((1 - COVERED) / 2 * (len(errors) + 1))  # rows beyond either end
+        if outside:
+            low, high = exp(errors[outside - 1]), exp(errors[-outside])
+        elif errors:
+            low, high = min(low, exp(errors[0])), max(high, exp(errors[-1]))
+        run = _span(run_s, (min(low, _LEAST_SPREAD[0]), max(high, _LEAST_SPREAD[1])))
         if not isinstance(job.batch_size, int):
             run = run.times(1.0, SEARCH_FACTOR, 2 * SEARCH_FACTOR)
         return run, _span(self._load_s(job.job_id, job), _LOAD_SPREAD)
@@ -270,17 +261,6 @@ class Estimator:
         nominal_s = self._nominal_s(job, size)
         nearest = self._foretold(job.job_id, job, size, nominal_s) if self._runs else iter(())
         return next(nearest, (Distance.PRIOR, nominal_s))
-
-    def _spread(self, distance: Distance) -> tuple[float, float]:
-        """Factors between which nine of ten times at a distance lie."""
-        errors = self._errors.get(distance, [])
-        low, high = _SPREAD[distance]
-        outside = int((1 - COVERED) / 2 * (len(errors) + 1))  # rows beyond either end
-        if outside:
-            low, high = exp(errors[outside - 1]), exp(errors[-outside])
-        elif errors:
-            low, high = min(low, exp(errors[0])), max(high, exp(errors[-1]))
-        return min(low, _LEAST_SPREAD[0]), max(high, _LEAST_SPREAD[1])
 
     def _learn(
         self, job_id: str, known: Job | PastRow, size: int | None, load_s: float, run_s: float
@@ -331,14 +311,6 @@ class Estimator:
             if (loads := self._loads.get(key)) is not None:
                 return _median(loads)
         return PRIOR_LOAD_S
-
-    def _margin(self, distance: Distance) -> float:
-        errors = self._errors.get(distance, [])
-        rank = ceil(COVERED * (len(errors) + 1))
-        if rank > len(errors):  # too few to tell
-            worst = exp(errors[-1]) if errors else 1.0
-            return min(max(_FIRST_MARGIN[distance], worst), LARGEST_MARGIN)
-        return min(max(exp(errors[rank - 1]), LEAST_MARGIN), LARGEST_MARGIN)
 
 
 def _settings(known: Job | PastRow) -> Hashable:

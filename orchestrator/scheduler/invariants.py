@@ -13,7 +13,6 @@ from math import inf
 
 from orchestrator.core import events
 from orchestrator.core.job import Job, State
-from orchestrator.core.outcome import Outcome
 from orchestrator.core.topology import Card, CardSet, Node, legal_groups
 
 _LATE_S = 0.01  # timers come due a moment after their time
@@ -68,7 +67,11 @@ class Invariants:
         """Update the state by an event."""
         self.now = max(self.now, event.at)
         if isinstance(event, events.AttemptEnded):
-            self._ended(event.outcome)
+            command = self.running.get(event.outcome.attempt_id)
+            if command is not None:
+                self._give_up(event.outcome.attempt_id)
+                here = (card for card in command.attempt.cards if card.node_id in self.nodes)
+                self._unrecorded |= dict.fromkeys(here, event.outcome.attempt_id)
         elif isinstance(event, events.WorkerReady):
             if event.worker_id in self.processes:
                 self.processes[event.worker_id].ready = True
@@ -202,16 +205,6 @@ class Invariants:
             _must(row.state.terminal, f"final row in state {row.state}", row)
             _must(job_id not in self._job_running, "final row while it runs", row)
             self.final[job_id] = row
-
-    def _ended(self, outcome: Outcome) -> None:
-        attempt_id = outcome.attempt_id
-        command = self.running.get(attempt_id)
-        if command is None:
-            return
-        self._give_up(attempt_id)
-        for card in command.attempt.cards:
-            if card.node_id in self.nodes:
-                self._unrecorded[card] = attempt_id
 
     def _give_up(self, attempt_id: str) -> None:
         command = self.running.pop(attempt_id)

@@ -84,7 +84,8 @@ class Leases:
         """Handle the start of a worker."""
         if worker.state is not WorkerState.STARTING:
             return
-        self._pending.started(worker)
+        if worker.bucket is not None:
+            worker.bucket.starting -= 1
         took = max(0.0, self._ledger.now - worker.started_at)
         self.start_s += _START_LEARNING * (took - self.start_s)
         lease = worker.lease

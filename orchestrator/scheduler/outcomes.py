@@ -96,7 +96,7 @@ class OutcomeJudge:
         assert record.search is not None and record.wish is not None
         leases = record.pool.leases
         worker = next((worker for worker in workers if worker.state is WorkerState.IDLE), None)
-        size = next_size(record.search, record.wish, self._memory.line(record.job))
+        size = next_size(record.search, record.wish, self._memory.largest(record.job))
         record.purpose = purpose_of(record.wish.goal) if size is not None else "measure"
         size = answer(record.search, record.wish) if size is None else size
         if self.ledger.stopping:

@@ -49,7 +49,9 @@ class Placement:
 
     def assign(self) -> float | None:
         """Place jobs on open cards; returns when to look again, if time alone may help."""
-        self.pending.too_much = self._is_too_much()
+        waiting_s = self.pending.firsts_s if self.pending.firsts else self.pending.card_seconds
+        cards_s = self.ledger.left_s * max(1, self.pool.usable_cards)
+        self.pending.too_much = waiting_s + self.leases.card_seconds > cards_s
         self._passed_over.clear()
         # Gangs that are wider than a server start, or servers are drained for them.
         for width in filter(self.pool.spans, self.pending.widths()):
@@ -64,7 +66,14 @@ class Placement:
         self._use_idle_workers()
         self._swap_models()
         self._start_workers()
-        self._fill_rest()
+        for server in list(self._passed_over):
+            for width in self.pending.widths():
+                while (
+                    _has_room(server)
+                    and not self._must_wait(width)
+                    and self._place(server, width, in_turn=False)
+                ):
+                    pass
         waiting = any(len(bucket.queue) for bucket in self.pending.buckets.values())
         if waiting and (self.pool.idle or self.pool.vacant):  # jobs that are left to busy workers
             return self.ledger.now + max(self.leases.start_s, _LOOK_AGAIN_S)
@@ -110,16 +119,6 @@ class Placement:
             free = slot.worker is None or slot.worker.state is WorkerState.IDLE
             if slot.reservation is not None and slot.open and free:
                 self._backfill(slot)
-
-    def _fill_rest(self) -> None:
-        for server in list(self._passed_over):
-            for width in self.pending.widths():
-                while (
-                    _has_room(server)
-                    and not self._must_wait(width)
-                    and self._place(server, width, in_turn=False)
-                ):
-                    pass
 
     def _place(self, server: Server, width: int, *, in_turn: bool = True) -> bool:
         """Start one job of this width on unreserved cards, else on reserved ones with time left;
@@ -180,7 +179,8 @@ class Placement:
 
     def _must_wait(self, width: int) -> bool:
         """Return whether gangs of this width would take the cards of firsts before a deadline."""
-        return self.ledger.work_until < inf and self.pending.waits_for_firsts(width)
+        hurried = self.ledger.work_until < inf and self.pending.firsts > 0
+        return hurried and not self.pending.turn_of(width)[0]
 
     def _soonest_set(self, record: JobState) -> SlotSet | None:
         """The unreserved legal set that should be free first, then with least idle time."""
@@ -217,8 +217,7 @@ class Placement:
         def free_in(server: SlotSet) -> float:
             return max(slot.free_in(self.ledger.now) for slot in server)
 
-        good = partial(_reservable, record)
-        for servers in self.pool.spanning_servers(record.width, good):
+        for servers in self.pool.spanning_servers(record.width, partial(_reservable, record)):
             soonest = sorted(servers, key=free_in)
             return tuple(slot for server in soonest for slot in server)[: record.width]
         return None
@@ -362,14 +361,6 @@ class Placement:
                 rest_s = abs(worker.started_at + self.leases.start_s - now)
             spare += max(0.0, setup - rest_s - load_s)
         return waiting > spare
-
-    def _is_too_much(self) -> bool:
-        left = self.ledger.left_s
-        if left == inf:
-            return False
-        waiting = self.pending.firsts_s if self.pending.firsts else self.pending.card_seconds
-        work = waiting + self.leases.card_seconds
-        return work > left * max(1, self.pool.usable_cards)
 
     def _serve(self, bucket: Bucket, slot: Slot) -> bool:
         """Run the next job of a model on a card (without a worker if the job needs its own

@@ -52,7 +52,7 @@ class Pool:
         self.unfinished = Counter(r.width for r in records if r.phase is not Phase.DONE)
         self.hopeless_at: dict[int, float] = {}  # by width: when to give up, no card set being left
         self.had_cards: set[int] = set()  # widths that had a card set at some time
-        self._more_may_come = False  # cards
+        self.more_may_come = False  # cards; while they may, no job is hopeless
         self._failed = self._worked = 0  # attempts, for which a card may be blamed or not
         self._confined: dict[str, JobState] = {}  # jobs with too few cards to avoid all they should
         self.losses: Counter[str] = Counter()  # of nodes, by name: ids change
@@ -75,11 +75,6 @@ class Pool:
         """The slot of a card that is here now."""
         server = self.server_of.get(card.node_id)
         return server.slots.get(card.index) if server is not None else None
-
-    def slots_of(self, node_id: str) -> list[Slot]:
-        """The slots of a node that is here now."""
-        server = self.server_of[node_id]
-        return [server.slots[index] for index in server.nodes[node_id].card_indices]
 
     def refresh(self, slot: Slot) -> None:
         """Update the indexes by a slot's state."""
@@ -148,7 +143,8 @@ class Pool:
         self.changed = True
         self._down.discard(node.name)
         losses = self.losses[node.name]
-        for slot in self.slots_of(node.node_id):
+        for index in node.card_indices:
+            slot = server.slots[index]
             self.refresh(slot)
             if losses >= self._settings.node_failures:
                 self._quarantine(slot, f"node {node.name} was lost {losses} times")
@@ -186,7 +182,7 @@ class Pool:
     def enqueue(self, record: JobState) -> None:
         """Queue a job for cards."""
         record.phase = Phase.WAITING
-        record.avoid_newest(self._most_avoidable(record))
+        record.avoided = self._avoidable(record)
         if len(record.avoided) < len(record.failed_on):
             self._confined[record.job_id] = record
         self.pending.push(record)
@@ -218,29 +214,25 @@ class Pool:
             has_set = count > 0 and self.has_set(width, lambda slot: not slot.barred)
             if has_set:
                 self.had_cards.add(width)
-            if has_set or not count or self._more_may_come:
+            if has_set or not count or self.more_may_come:
                 self.hopeless_at.pop(width, None)
             elif width not in self.hopeless_at:
                 self.hopeless_at[width] = self.ledger.now + self._settings.wait_for_nodes_s
                 widths.append(width)
         return widths
 
-    def more_cards_may_come(self, may_come: bool) -> None:
-        """Set whether more cards may come; while they may, no job is hopeless."""
-        self._more_may_come, self.changed = may_come, True
-
-    def _most_avoidable(self, record: JobState) -> int:
+    def _avoidable(self, record: JobState) -> frozenset[Card | str]:
         """Most of the newest places of failure that the job can avoid and still have a card set."""
-        places = list(reversed(record.failed_on))
-        for count in range(len(places), 0, -1):
-            avoided = set(places[:count])
+        places = list(record.failed_on)
+        for first in range(len(places)):
+            avoided = frozenset(places[first:])
 
-            def good(slot: Slot, avoided: set[Card | str] = avoided) -> bool:
+            def good(slot: Slot, avoided: frozenset[Card | str] = avoided) -> bool:
                 return slot.usable and avoided.isdisjoint((slot.card, slot.card.node_id))
 
             if self.has_set(record.width, good):
-                return count
-        return 0
+                return avoided
+        return frozenset()
 
     def _cards_went(self) -> None:
         """Update jobs that avoid cards: they may have no others left."""
@@ -257,7 +249,7 @@ class Pool:
         for record in list(records):
             if record.phase is not Phase.WAITING or record.reservation is not None:
                 continue
-            if self._most_avoidable(record) != len(record.avoided):
+            if self._avoidable(record) != record.avoided:
                 self.enqueue(self.pending.take(record))
             elif len(record.avoided) < len(record.failed_on):
                 self._confined[record.job_id] = record

@@ -180,7 +180,7 @@ class PendingJobs:
         """Widths of the gangs that wait, that of the longest job first."""
         waiting = {width for width, queue in self.gangs.items() if len(queue)}
         waiting |= {width for width, apart in self.particular.items() if width > 1 and apart}
-        return sorted(waiting, key=lambda width: (self._turn_of(width), width), reverse=True)
+        return sorted(waiting, key=lambda width: (self.turn_of(width), width), reverse=True)
 
     def best_for(self, width: int, cards: Iterable[Card], within_s: float) -> JobState | None:
         """The job of at most ``within_s`` to run on these cards; jobs that must avoid some card
@@ -212,13 +212,10 @@ class PendingJobs:
     def is_turn_of(self, width: int) -> bool:
         """Return whether the next gang of this width comes before every one-card job."""
         singles = (bucket.queue.longest() for bucket in self.buckets.values())
-        return self._turn_of(width) >= max(map(_turn, singles), default=(False, 0.0))
+        return self.turn_of(width) >= max(map(_turn, singles), default=(False, 0.0))
 
-    def waits_for_firsts(self, width: int) -> bool:
-        """Return whether there are firsts, but no gangs of this width among them."""
-        return self.firsts > 0 and not self._turn_of(width)[0]
-
-    def _turn_of(self, width: int) -> tuple[bool, float]:
+    def turn_of(self, width: int) -> tuple[bool, float]:
+        """The rank of the next gang of this width among all that wait: is it a first, and long."""
         return max(map(_turn, self.candidates(width)), default=(False, 0.0))
 
     def short_buckets(self) -> list[Bucket]:
@@ -234,11 +231,6 @@ class PendingJobs:
         worker.bucket = bucket
         bucket.workers[worker.worker_id] = worker
         bucket.starting += worker.state is WorkerState.STARTING
-
-    def started(self, worker: Worker) -> None:
-        """Count a worker as up; call before its state changes."""
-        if worker.bucket is not None:
-            worker.bucket.starting -= 1
 
     def detach(self, worker: Worker) -> None:
         """Remove a worker from its bucket."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from orchestrator.core.job import State
 from orchestrator.core.outcome import FailureClass, Outcome
@@ -193,12 +193,6 @@ def judge(
     return Verdict(retry=retry, delay_s=delay, state=policy.state, reason=reason)
 
 
-class _Failed(NamedTuple):
-    failure_class: FailureClass
-    took_s: float
-    message: str
-
-
 class Breaker:
     """Trips if the first ``limit`` subjects (jobs or cards) all fail alike; ``tripped`` is why."""
 
@@ -208,7 +202,8 @@ class Breaker:
         self.limit = limit
         self._within_s = within_s
         self._armed = True
-        self.subjects: dict[str, _Failed | None] = {}  # in this order; emptied when it is disarmed
+        #: Class, seconds and message of those that failed, in order; emptied when it is disarmed.
+        self.subjects: dict[str, tuple[FailureClass, float, str] | None] = {}
 
     def begun(self, subject: str) -> None:
         """Note the start of a job's attempt or a card's worker."""
@@ -233,21 +228,19 @@ class Breaker:
         if failure_class is FailureClass.NODE_LOST:
             self.withdrawn(subject)
         elif subject in self.subjects:
-            self.subjects[subject] = _Failed(failure_class, took_s, message)
+            self.subjects[subject] = (failure_class, took_s, message)
             self._look()
 
     def _look(self) -> None:
         watched = list(islice(self.subjects.values(), self.limit))
         failed = [failure for failure in watched if failure is not None]
-        own = any(
-            POLICIES[f.failure_class].job_specific or f.took_s > self._within_s for f in failed
-        )
-        if own or len({failure.failure_class for failure in failed}) > 1:
+        classes = {failure_class for failure_class, _, _ in failed}
+        late = any(took_s > self._within_s for _, took_s, _ in failed)
+        if late or len(classes) > 1 or any(POLICIES[one].job_specific for one in classes):
             self.success()
         elif len(failed) == self.limit:
             self.tripped = (
                 f"circuit breaker: the first {self.limit} {self._what} all failed at once with "
-                f"{failed[0].failure_class} (the last: {failed[-1].message}); nothing else would "
-                "fare better"
+                f"{failed[0][0]} (the last: {failed[-1][2]}); nothing else would fare better"
             )
             self.success()

@@ -192,7 +192,7 @@ class Schedule:
                 self._node_left(node_id, f"node {node_id} is gone: {reason}")
             case events.MoreCards(kinds=kinds):
                 for pool in self.pools.values():
-                    pool.more_cards_may_come(pool.accelerator in kinds)
+                    pool.more_may_come, pool.changed = pool.accelerator in kinds, True
             case events.StopRequested(reason=reason):
                 abort = self._ledger.stopping != "" or not self.settings.finish_running
                 self._stops.stop_run(reason, abort=abort)

@@ -28,7 +28,7 @@ from orchestrator.core.events import (
     WorkerStopped,
 )
 from orchestrator.core.job import Job, State
-from orchestrator.core.outcome import Attempt, Failure, FailureClass
+from orchestrator.core.outcome import Failure, FailureClass
 from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.core.topology import Card, Node
 from orchestrator.scheduler.estimator import Estimate
@@ -42,7 +42,7 @@ from orchestrator.scheduler.simulated_faults import (
     SimulationSettings,
     outcome_of,
 )
-from orchestrator.scheduler.state import Estimates, LearningEstimates, Phase
+from orchestrator.scheduler.state import Estimates, LearningEstimates
 
 
 @dataclass(slots=True, eq=False)
@@ -93,26 +93,22 @@ class VirtualCluster:
 
     def run(self) -> None:
         """Process events until the schedule says that the run is finished."""
-        limit = self.settings.max_events
+        settings, limit = self.settings, self.settings.max_events
         while self.queue:
-            self._feed(self._next_events())
+            happened: list[Event] = []  # the next queued event, or all within ``gather_s``
+            until = self.queue[0][0] + settings.gather_s
+            while self.queue and self.queue[0][0] <= until:
+                at, _, event = heappop(self.queue)
+                self.now = max(self.now, at)
+                happened += self.happens(event)
+                if not settings.gather_s:
+                    break
+            self._feed(happened)
             if self.schedule.finished:
                 return
             if limit is not None and self.events > limit:
                 raise InvariantViolated(f"no end after {limit} events at {self.now:.0f} s")
         raise InvariantViolated(f"nothing will happen any more: {self.schedule.counts()}")
-
-    def _next_events(self) -> list[Event]:
-        """Pop the next queued event, or all within ``gather_s``, as the schedule sees them."""
-        happened: list[Event] = []
-        until = self.queue[0][0] + self.settings.gather_s
-        while self.queue:
-            at, _, event = heappop(self.queue)
-            self.now = max(self.now, at)
-            happened += self.happens(event)
-            if not self.settings.gather_s or not self.queue or self.queue[0][0] > until:
-                break
-        return happened
 
     def _feed(self, happened: list[Event]) -> None:
         """Pass events to the schedule and carry out its commands, as the driver does."""
@@ -120,12 +116,8 @@ class VirtualCluster:
         for event in happened:
             self.events += 1
             self.invariants.observe(event)
-            before = self._waiting()
             answer = self.schedule.handle(event)
             self.invariants.check(answer)
-            for command in answer if before else ():
-                if isinstance(command, RunAttempt):
-                    self._check_repeat(command.attempt, before)
             commands += answer
             if self.schedule.finished:
                 break
@@ -138,24 +130,6 @@ class VirtualCluster:
             # An attempt whose node or worker was lost in this moment has its row already.
             if not (isinstance(command, RunAttempt) and command.attempt.attempt_id in ended):
                 self.perform(command)
-
-    def _waiting(self) -> set[str]:
-        """Jobs without a row or cards, in runs with repeats: none may begin meanwhile."""
-        pools = self.schedule.pools.values() if self.settings.faults.flagged else ()
-        return {
-            record.job_id
-            for pool in pools
-            for record in pool.records
-            if record.state is None and record.phase is not Phase.LEASED
-        }
-
-    def _check_repeat(self, attempt: Attempt, before: set[str]) -> None:
-        if attempt.job_id in self.invariants.final:
-            kind = attempt.job.accelerator
-            records = self.schedule.pools[kind].records
-            passed = before & self._waiting() & {record.job_id for record in records}
-            if passed:
-                raise InvariantViolated(f"a repeat begins while {passed} wait: {attempt}")
 
     def happens(self, event: Event) -> list[Event]:
         """Events that the schedule sees of a queued one; none if its process is gone."""

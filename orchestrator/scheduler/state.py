@@ -163,10 +163,6 @@ class JobState:
             self.failed_on.pop(place, None)
             self.failed_on[place] = None
 
-    def avoid_newest(self, count: int) -> None:
-        """Avoid only the ``count`` newest places of failure."""
-        self.avoided = frozenset(list(self.failed_on)[len(self.failed_on) - count :])
-
     def concrete_job(self) -> Job:
         """The job as its next attempt runs it."""
         if self.search is None:

@@ -42,7 +42,8 @@ def visible(text: str) -> str:
 
 def visible_json(text: str) -> str:
     """Replace control and format characters in JSON by JSON escapes."""
-    return _escaped(text, _json_escape)
+    # ``json`` leaves DEL as it is.
+    return _escaped(text, lambda c: "\\u007f" if c == "\x7f" else json.dumps(c)[1:-1])
 
 
 def _escaped(text: str, escape: Callable[[str], str]) -> str:
@@ -56,11 +57,6 @@ def _escaped(text: str, escape: Callable[[str], str]) -> str:
 def _is_seen(character: str) -> bool:
     printable = character.isprintable() or character == "\t"
     return printable or unicodedata.category(character) not in _UNSEEN
-
-
-def _json_escape(character: str) -> str:
-    # ``json`` leaves DEL as it is.
-    return "\\u007f" if character == "\x7f" else json.dumps(character)[1:-1]
 
 
 def _spelled(character: str) -> str:

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import TextIO
 from urllib.parse import quote, quote_plus
@@ -52,11 +52,6 @@ def certainty(name: str) -> int:
     if _LOCATION.search(words) or words == "OLDPWD":
         return 0
     return 2 if _CERTAIN.search(words) else 1 if _DOUBTFUL.search(words) else 0
-
-
-def is_parameter_of_secret(name: str) -> bool:
-    """Return whether a URL parameter (``?token=…``) is secret, bare ``key`` or ``sig`` included."""
-    return certainty(name) == 2 or name.lower() in {"key", "sig", "pass", "pwd", "auth", "pat"}
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -118,6 +113,8 @@ _URL_CREDENTIALS = re.compile(r"(?<=://)[^\s/?#\"']+@")
 _PARAMETER = re.compile(
     r"(?:(?<=[?&#])|(?<=&amp;)|(?<=%3[Ff])|(?<=%26)|(?<=\\u0026))([A-Za-z][\w.-]*)(?:=|%3[Dd])"
 )
+#: Secret only as parameters of a URL.
+_SECRET_PARAMETERS = {"key", "sig", "pass", "pwd", "auth", "pat"}
 _PARAMETER_VALUE = re.compile(r"[^&;#\s\"'<>\\]+")
 _AUTHORIZATION = re.compile(
     r"(?i)\b(authorization\W{1,4}(?:(?:bearer|basic|token)\s+)?)[^\s\"',<>]{6,}"
@@ -158,19 +155,31 @@ _LONGEST_LINE = 1 << 16
 _LONGEST_WAIT = 1 << 12
 
 
-class Redactor:
-    """Remove an environment's secrets from texts."""
+def redact(text: str, environment: Mapping[str, str]) -> str:
+    """Return ``text`` without secret values of ``environment``, credentials and keys."""
+    return redactor_of(environment)(text)
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        names = secrets_of(environment)
-        self._names = {value: re.sub(r"[^\w.-]", "_", name) for value, name in names.items()}
-        longest_first = sorted(names, key=len, reverse=True)  # a secret may contain another
-        self._values = re.compile("|".join(map(re.escape, longest_first))) if names else None
 
-    def redact(self, text: str) -> str:
-        """Return ``text`` without secrets."""
-        if self._values is not None:
-            text = self._values.sub(lambda match: f"<{self._names[match[0]]}>", text)
+def error_line(error: object, limit: int = 500) -> str:
+    """Return an error's message on one line, without secrets; its class if it has none."""
+    return one_line(redact(str(error), os.environ), limit) or type(error).__name__
+
+
+def redactor_of(environment: Mapping[str, str]) -> Callable[[str], str]:
+    """Return the cached function that removes an environment's secrets from texts."""
+    return _redactor(tuple(environment.items()))
+
+
+@lru_cache(maxsize=8)
+def _redactor(variables: tuple[tuple[str, str], ...]) -> Callable[[str], str]:
+    secrets = secrets_of(dict(variables))
+    names = {value: re.sub(r"[^\w.-]", "_", name) for value, name in secrets.items()}
+    longest_first = sorted(names, key=len, reverse=True)  # a secret may contain another
+    values = re.compile("|".join(map(re.escape, longest_first))) if names else None
+
+    def redacted(text: str) -> str:
+        if values is not None:
+            text = values.sub(lambda match: f"<{names[match[0]]}>", text)
         if "-----" in text:
             text = _without_keys(text)
         if "://" in text:
@@ -179,30 +188,11 @@ class Redactor:
             text = _without_parameters(text)
         if len(text) < _SHORTEST_CREDENTIALS:
             return text
-        text = _AUTHORIZATION.sub(r"\1<credentials>", text)
-        text = _BEARER.sub(r"\1<credentials>", text)
-        text = _BASIC.sub(r"\1<credentials>", text)
+        for pattern in (_AUTHORIZATION, _BEARER, _BASIC):
+            text = pattern.sub(r"\1<credentials>", text)
         return _KNOWN_TOKEN.sub("<credentials>", text)
 
-
-def redact(text: str, environment: Mapping[str, str]) -> str:
-    """Return ``text`` without secret values of ``environment``, credentials and keys."""
-    return redactor_of(environment).redact(text)
-
-
-def error_line(error: object, limit: int = 500) -> str:
-    """Return an error's message on one line, without secrets; its class if it has none."""
-    return one_line(redact(str(error), os.environ), limit) or type(error).__name__
-
-
-def redactor_of(environment: Mapping[str, str]) -> Redactor:
-    """Return the cached redactor of an environment."""
-    return _redactor(tuple(environment.items()))
-
-
-@lru_cache(maxsize=8)
-def _redactor(variables: tuple[tuple[str, str], ...]) -> Redactor:
-    return Redactor(dict(variables))
+    return redacted
 
 
 def redacted_end(text: str, length: int, environment: Mapping[str, str], *, cut: bool) -> str:
@@ -222,7 +212,8 @@ def _without_parameters(text: str) -> str:
     parts: list[str] = []
     done = 0
     for name in _PARAMETER.finditer(text):
-        if name.start() < done or not is_parameter_of_secret(name[1]):
+        secret = certainty(name[1]) == 2 or name[1].lower() in _SECRET_PARAMETERS
+        if name.start() < done or not secret:
             continue
         if value := _PARAMETER_VALUE.match(text, name.end()):
             parts += [text[done : value.start()], "<credentials>"]

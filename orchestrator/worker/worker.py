@@ -277,7 +277,7 @@ class CardWorker:
                 f"workload {attempt.job.workload} gave back {type(result).__name__}, not a Result"
             )
         self._enter(attempt.attempt_id, "finish")
-        redact = redactor_of(os.environ).redact
+        redact = redactor_of(os.environ)
         limit = self._limit.memory_bytes if self._limit else device.memory_limit_bytes()
         details = {
             **settings,

@@ -16,7 +16,6 @@ from orchestrator.core.settings import Search, from_mapping, search_of
 from orchestrator.scheduler.batch_size import (
     MOST_JUMPS,
     MemoryBook,
-    MemoryLine,
     Trial,
     fastest,
     largest_fit,
@@ -62,7 +61,7 @@ def look_for_largest(
         if memory is not None and size <= limit:
             share = fixed + (memory.uniform(0.9, 1.0) - fixed) * size / (limit + 0.5)
             book.learn(job(batch_size=size), outcome(with_peak(int(share * CARD))))
-        line = book.line(job(batch_size="max"))
+        line = book.largest(job(batch_size="max"))
     return largest_fit(history), probes, why(history, search)
 
 
@@ -113,13 +112,10 @@ def test_another_precision_of_the_work_tells_the_slope() -> None:
     for size in (1, 2, 32):
         peak = 10**9 * (20 + 2 * size)
         book.learn(job(precision="bf16", batch_size=size), outcome(with_peak(peak)))
-    assert book.line(job(precision="bf16", batch_size="max")) == MemoryLine(
-        fixed=20e9, per_item=2e9, limit=1e11
-    )
-    assert book.line(job(precision="fp32", batch_size="max")) is None
+    assert book.largest(job(precision="bf16", batch_size="max")) == 38
+    assert book.largest(job(precision="fp32", batch_size="max")) is None
     book.learn(job(precision="fp32", batch_size=1), outcome(with_peak(42 * 10**9)))
-    line = book.line(job(precision="fp32", batch_size="max"))
-    assert line is not None and line.largest == 28
+    assert book.largest(job(precision="fp32", batch_size="max")) == 28
 
 
 @given(limit=st.integers(1, 500), better=st.integers(1, 500))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from functools import partialmethod
 from math import inf
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -12,13 +14,14 @@ from hypothesis import strategies as st
 from schedule_cases import Fixed, busy_cluster, job, node, planned
 from simulated_runs import Scattered, check_rows, clusters, grids, thorough
 
-from orchestrator.core.events import RecordRow
+from orchestrator.core.events import Command, Event, RecordRow, RunAttempt
 from orchestrator.core.job import Accelerator, Job, State
 from orchestrator.core.outcome import FailureClass
 from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.core.topology import Node
-from orchestrator.scheduler.scheduler import ScheduleSettings
+from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from orchestrator.scheduler.simulator import Faults, SimulationSettings, simulate
+from orchestrator.scheduler.state import Phase
 from workloads.base import MeasureSettings
 
 
@@ -153,6 +156,23 @@ def test_a_repeat_is_not_begun_that_cannot_end_before_the_deadline() -> None:
     assert names_of(cluster.rows)[:2] != [] and len(cluster.rows) == 3
 
 
+def repeats_come_last(
+    schedule: Schedule, handle: Callable[..., list[Command]], event: Event
+) -> list[Command]:
+    def waiting(kind: Accelerator) -> set[str]:
+        records = schedule.pools[kind].records
+        return {r.job_id for r in records if r.state is None and r.phase is not Phase.LEASED}
+
+    before = {kind: waiting(kind) for kind in schedule.pools}
+    measured = {r.job_id for p in schedule.pools.values() for r in p.records if r.state}
+    commands = handle(schedule, event)
+    for command in commands:
+        if isinstance(command, RunAttempt) and command.attempt.job_id in measured:
+            kind = command.attempt.job.accelerator
+            assert not before[kind] & waiting(kind), f"a repeat begins: {command}"
+    return commands
+
+
 @thorough
 @given(
     jobs=grids(),
@@ -165,11 +185,12 @@ def test_a_repeat_is_not_begun_that_cannot_end_before_the_deadline() -> None:
 def test_each_job_has_one_final_row_and_at_most_its_repeats_before_the_deadline(
     jobs: list[PlannedJob], nodes: list[Node], share: float, crash: float, until: float, seed: int
 ) -> None:
-    """The simulator checks that none begins late or while other work waits for these cards."""
+    """The simulator checks that none begins late; none begins while other work waits, too."""
     faults = Faults(flagged=share, crash=crash, start_failure=crash, node_losses=(300.0,))
     how = ScheduleSettings(work_until=until)
     settings = SimulationSettings(seed=seed, noise=0.3, faults=faults, max_events=60_000)
-    result = simulate(jobs, nodes, Scattered(seed), settings=settings, schedule_settings=how)
+    with patch.object(Schedule, "handle", partialmethod(repeats_come_last, Schedule.handle)):
+        result = simulate(jobs, nodes, Scattered(seed), settings=settings, schedule_settings=how)
     check_rows(jobs, result)
     most = sum(p.job.measure.repeat_flagged for p in jobs if p.action is Action.RUN)
     assert result.repeats <= most
