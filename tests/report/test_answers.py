@@ -138,6 +138,16 @@ def test_answers_to_questions_come_first_with_what_they_rest_on() -> None:
         ),
         pytest.param([measured(9.0)], "nothing to compare with", id="a single row"),
         pytest.param(
+            [measured(100.0, precision="fp32", batch_size=8), measured(180.0, batch_size=16)],
+            "1.80× the best fp32 b=8.",
+            id="more than the precision differs",
+        ),
+        pytest.param(
+            [measured(100.0, precision="fp32"), measured(180.0)],
+            "1.80× fp32.",
+            id="the precision alone differs",
+        ),
+        pytest.param(
             [measured(30.0, 0.5), measured(20.0, 0.5, accelerator=Accelerator.GPU)],
             "Gaudi2 is 1.50× NVIDIA H200",
             id="the first side may be the faster one",
@@ -202,13 +212,6 @@ def test_measured_rows_that_all_have_a_flag_are_shown_with_the_reason() -> None:
         assert text.count("9.000") == 2 and "Flagged rows" in text and "no driver" in text
     page = render(summary, [*rows, failed])
     assert page.index('id="tables"') < page.index('id="flagged"') < page.index('id="causes"')
-
-
-def test_versions_and_cards_are_printed_when_asked_for() -> None:
-    summary = summarize([measured(9.0)])
-    for verbose in (False, True):
-        text = printed(summary, verbose=verbose)
-        assert ("Made with" in text) is ("time assigned" in text) is verbose
 
 
 # ------------------------------------------------------------------ head to head
@@ -373,18 +376,14 @@ def test_a_wide_table_becomes_records_in_a_narrow_terminal() -> None:
     assert re.search(r"job .*loss first +loss last", wide)
 
 
-def test_a_speed_up_names_its_base_where_more_than_the_precision_differs() -> None:
-    rows = [measured(100.0, precision="fp32", batch_size=8), measured(180.0, batch_size=16)]
-    assert "1.80× the best fp32 b=8." in answers(summarize(rows))[0]
-    rows = [measured(100.0, precision="fp32"), measured(180.0)]
-    assert "1.80× fp32." in answers(summarize(rows))[0]
-
-
-def test_a_stopped_run_says_measured_of_planned() -> None:
+def test_a_stopped_run_says_measured_of_planned_and_when_asked_with_which_versions() -> None:
     rows = [measured(100.0), measured(50.0, precision="fp32")]
     summary = summarize(rows, planned=6, stopped="SIGINT received")
     assert summary.verdict == "STOPPED (SIGINT received): 2 of 6 jobs measured."
-    assert summary.verdict in printed(summary) and summary.verdict in to_markdown(summary)
+    for verbose in (False, True):
+        text = printed(summary, verbose=verbose)
+        assert summary.verdict in text and summary.verdict in to_markdown(summary)
+        assert ("Made with" in text) is ("time assigned" in text) is verbose
 
 
 def test_a_flagged_row_that_was_measured_again_is_no_retry() -> None:

@@ -231,16 +231,13 @@ DETAILS = {
 
 
 def test_the_page_links_the_trace_of_each_profile(tmp_path: Path) -> None:
+    """Rows come from files that anybody may have written: another place is not linked."""
     first = row(0, details=DETAILS)
     _, page = page_of(tmp_path / "with", first, row(1))
     assert f'<a href="trace-{first.attempt_id}.json.gz" download>' in page
     assert "<li>aten::mm 75.0% (4 calls a step)</li><li>aten::&lt;b&gt; 25.0%" in page
     assert "copies: 2.0% of the time" in page
     assert 'id="profiles"' not in page_of(tmp_path / "without", row(1))[1]
-
-
-def test_a_trace_that_was_left_out_or_lies_elsewhere_is_not_linked() -> None:
-    """Rows come from files that anybody may have written."""
     left_out = {"profile_trace_bytes": "99 are above 10: the trace is left out"}
     odd = [row(0, details=DETAILS | left_out), row(1, details=DETAILS, attempt_id="../../evil")]
     assert [one["trace"] for one in profiles_of(odd)] == ["", ""]

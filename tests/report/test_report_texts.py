@@ -124,30 +124,32 @@ def test_script_json_cannot_end_its_element_and_reads_back(value: object) -> Non
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
+    ("form", "value", "text"),
     [
-        (None, "–"),
-        (0, "0 s"),
-        (4.7e-5, "47.0 µs"),
-        (0.0123, "12.3 ms"),
-        (0.99999, "1.00 s"),
-        (59.99, "1 min 00 s"),
-        (3599.7, "1 h 00 min"),
-        (7384, "2 h 03 min"),
-        (200_000, "2 d 08 h"),
-        (float("nan"), "–"),
+        (units.seconds, None, "–"),
+        (units.seconds, 0, "0 s"),
+        (units.seconds, 4.7e-5, "47.0 µs"),
+        (units.seconds, 0.0123, "12.3 ms"),
+        (units.seconds, 0.99999, "1.00 s"),
+        (units.seconds, 59.99, "1 min 00 s"),
+        (units.seconds, 3599.7, "1 h 00 min"),
+        (units.seconds, 7384, "2 h 03 min"),
+        (units.seconds, 200_000, "2 d 08 h"),
+        (units.seconds, float("nan"), "–"),
+        (units.size, None, "–"),
+        (units.size, 1023, "1023 B"),
+        (units.size, 1024, "1.00 KiB"),
+        (units.size, 6.5 * 2**30, "6.50 GiB"),
+        (units.duration, 0.2, "0s"),
+        (units.duration, 61, "1m01s"),
+        (units.duration, 3600, "1h00m"),
+        (units.duration, -3, "0s"),
     ],
 )
-def test_seconds_are_written_in_their_unit(value: float | None, text: str) -> None:
-    assert units.seconds(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (6.5 * 2**30, "6.50 GiB"), (None, "–")],
-)
-def test_sizes_are_binary(value: float | None, text: str) -> None:
-    assert units.size(value) == text
+def test_times_and_sizes_are_written_in_their_unit(
+    form: Callable[[float | None], str], value: float | None, text: str
+) -> None:
+    assert form(value) == text
 
 
 @given(st.floats(1e-6, 1e15))

@@ -21,7 +21,7 @@ from orchestrator.report.run_report import read_prices
 from orchestrator.report.text import to_markdown
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def summary() -> Summary:
     """Two engines under four loads each."""
     rows = [
@@ -44,23 +44,17 @@ def summary() -> Summary:
     return summarize(rows, prices=Prices(card_hour={"default": 3.6}))
 
 
-def test_the_page_draws_fronts_and_knees_and_names_the_best_setting(summary: Summary) -> None:
-    page = render(summary, summary.rows, lambda rows: rows)
+def test_every_form_has_the_best_settings_and_the_points_of_served_models(summary: Summary) -> None:
+    page = render(summary, summary.rows)
     section = page.partition('id="served-1"')[2].partition("</section>")[0]
     section = section.replace("\N{NO-BREAK SPACE}", " ")
     assert section.count("<svg") == 2 and 'class="front"' in section and 'class="knee"' in section
     for text in ("latency ≤ 1.5 s", "no limit", "cost of 1M tokens, EUR", "vllm", "sglang"):
         assert text in section, text
-
-
-def test_the_terminal_has_the_best_settings(summary: Summary) -> None:
     lines = to_markdown(summary).splitlines()
     (best,) = (line for line in lines if line.startswith("| no limit"))
     assert best.split(" | ")[1:4] == ["vllm", "8", "350.0"]
     assert "2.857" in best  # 3.6 an hour over 350 tokens/s
-
-
-def test_figures_and_other_formats_have_every_point(summary: Summary) -> None:
     table = figure_csv(summary)["served.csv"].splitlines()
     assert len(table) == 9 and "per_user" in table[0]
     assert len(list(exchange.lines(summary.rows, "vllm-bench"))) == 8
@@ -91,7 +85,7 @@ def test_a_users_table_of_served_models_stands_beside_rows_of_the_same_load() ->
     titles = [(one.title, one.about.unit) for one in summary.published]
     load = "serving: Llama-3.1-70B, input tokens 1024, output tokens 1024, concurrency 4"
     assert titles == [(load, "tokens/s per user"), (load, "tokens/s per card")]
-    page = render(summary, summary.rows, lambda rows: rows)
+    page = render(summary, summary.rows)
     section = page.partition('id="published"')[2].partition("</section>")[0]
     for text in ("0.75× h200_sxm", "0.50× h200_sxm", "100.0 tokens/s per card", "dump.csv"):
         assert text in section, text
@@ -181,18 +175,13 @@ def test_works_and_curves_are_named_by_what_sets_them_apart() -> None:
     assert [[curve.name for curve in one.curves] for one in works] == [["cards=1", "cards=2"]] * 2
 
 
-def test_the_front_holds_what_no_other_point_beats_in_both() -> None:
+def test_the_front_is_beaten_by_no_point_and_the_knee_has_the_most_for_its_latency() -> None:
     (found,) = served(*SLOW, *WIDE)
     pairs = [(p.per_card, round(p.per_user or 0)) for p in found.front]
     assert pairs == [(420, 25), (400, 50), (300, 71), (250, 167), (150, 250)]
-
-
-def test_the_knee_has_the_most_throughput_for_its_latency() -> None:
-    (found,) = served(*SLOW)
-    (curve,) = found.curves
-    assert curve.knee is not None and curve.knee.load == 8  # 400 / 1.8 against 300 / 1.4
-    (few,) = served(*SLOW[:2])
-    assert few.curves[0].knee is None
+    (knee,) = (curve.knee for curve in served(*SLOW)[0].curves)
+    assert knee is not None and knee.load == 8  # 400 / 1.8 against 300 / 1.4
+    assert served(*SLOW[:2])[0].curves[0].knee is None
 
 
 def test_the_best_setting_is_named_for_each_limit_and_for_all_of_them() -> None:

@@ -18,7 +18,6 @@ from orchestrator.core.outcome import Failure, FailureClass, Outcome, RankOutcom
 from orchestrator.core.status import Answered, CardStatus, FailedAttempt, Rate, RunStatus
 from orchestrator.driver.board import Board
 from orchestrator.scheduler.repeats import FLAGGED, WON
-from orchestrator.util.format import duration
 from orchestrator.watch.live import (
     PlainView,
     TerminalView,
@@ -56,13 +55,6 @@ def board() -> Board:
     board = Board(run="night", plan=plan(job(1)), started_at=MOMENT)
     board.saw(NodeJoined(at=MOMENT, node=node()))
     return board
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.2, "0s"), (59.4, "59s"), (61, "1m01s"), (3600, "1h00m"), (-3, "0s")]
-)
-def test_durations_read_well(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 QUEUED = tuple(replace(card, phase="queued") for card in STATUS.cards)
