@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from math import isfinite
@@ -123,16 +123,14 @@ def merged(one: Atlas, *others: Atlas) -> Atlas:
             known = cells.get(cell.job_id)
             (theirs.setdefault(cell.job_id, []) if known is None else known).append(cell)
     every = [*cells.values(), *(theirs[job_id] for job_id in sorted(theirs))]
-    return Atlas(grid=one.grid, cells=tuple(map(_union, every)))
-
-
-def _union(cells: Sequence[Cell]) -> Cell:
-    evidence: dict[tuple[str, str], Evidence] = {}
-    for one in (one for cell in cells for one in cell.evidence):
-        known = evidence.get(one.key)  # conflicting copies: the choice is independent of order
-        evidence[one.key] = one if known is None else max(known, one, key=_order)
-    first = max(cells, key=lambda cell: repr({**asdict(cell), "evidence": ()}))
-    return replace(first, evidence=tuple(sorted(evidence.values(), key=_order)))
+    united = []
+    for group in every:
+        # Of conflicting copies the last in order stays, whatever the order of merging.
+        rows = sorted((row for cell in group for row in cell.evidence), key=_order)
+        rows = sorted({row.key: row for row in rows}.values(), key=_order)
+        first = max(group, key=lambda cell: repr({**asdict(cell), "evidence": ()}))
+        united.append(replace(first, evidence=tuple(rows)))
+    return Atlas(grid=one.grid, cells=tuple(united))
 
 
 def _order(evidence: Evidence) -> tuple[Any, ...]:

@@ -28,7 +28,6 @@ from orchestrator.store.schema import column_names, schema
 from orchestrator.store.store import existing_runs, find_run
 
 if TYPE_CHECKING:
-    import duckdb
     import pandas
     import pyarrow as pa
 
@@ -91,7 +90,9 @@ def query(results: Path, sql: str, runs: Sequence[str] = ()) -> Answer:
     raw = re.search(r"\b(samples|items|measurements)\b", sql, re.IGNORECASE) is not None
     if sql != sql.encode("utf-8", "replace").decode():  # of a command line in another encoding
         raise QueryError(f"{sql!r:.60} is no UTF-8\n{HINT}")
-    flags = _may_read_flags(sql)
+    columns_read = re.sub(r"count\s*\(\s*\*\s*\)", "", sql, flags=re.IGNORECASE)
+    may_read_flags = r"\bflags\b|\*|\bdescribe\b|\bsummarize\b"
+    flags = re.search(may_read_flags, columns_read, re.IGNORECASE) is not None
     table, damaged = read_runs(results, runs, raw=raw or flags)
     if flags:
         table = _with_flags(table)
@@ -104,7 +105,9 @@ def query(results: Path, sql: str, runs: Sequence[str] = ()) -> Answer:
             connection.execute(statement)
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
-        _refuse_changes(connection, sql)
+        for statement in connection.extract_statements(sql):
+            if (kind := statement.type.name) in _CHANGES:  # of the copy in memory alone
+                raise QueryError(f"{kind} is refused: a query reads rows and changes none\n{HINT}")
         answer = connection.execute(sql)
         if answer is None or answer.description is None:
             raise QueryError(f"there is no statement in {sql!r:.60}\n{HINT}")
@@ -138,19 +141,6 @@ def read_runs(
         damaged += map(str, look.damaged)
         tables.append(look.table())
     return pa.concat_tables(tables, promote_options="default"), tuple(damaged)
-
-
-def _refuse_changes(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
-    """Raise QueryError for statements that would change only the copy in memory."""
-    for statement in connection.extract_statements(sql):
-        if (kind := statement.type.name) in _CHANGES:
-            raise QueryError(f"{kind} is refused: a query reads rows and changes none\n{HINT}")
-
-
-def _may_read_flags(sql: str) -> bool:
-    """Return whether a statement may read the column of flags."""
-    text = re.sub(r"count\s*\(\s*\*\s*\)", "", sql, flags=re.IGNORECASE)
-    return re.search(r"\bflags\b|\*|\bdescribe\b|\bsummarize\b", text, re.IGNORECASE) is not None
 
 
 def _with_flags(table: pa.Table) -> pa.Table:
