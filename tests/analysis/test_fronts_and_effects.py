@@ -216,25 +216,6 @@ def on_the_card(run: str) -> Summary:
     return summarize([row for row in rows_of_the_card() if row.run == run])
 
 
-def test_techniques_are_held_against_lora_and_optimizers_against_full() -> None:
-    assert effects([row for row in rows_of_the_card() if row.run == "g4-finetune"]).keys() == {
-        ("lora", "logits", "all", "learned"),
-        ("lora", "padding", "dynamic", "packing"),
-        ("lora", "padding", "dynamic", "fixed"),
-        ("lora", "attention", "sdpa", "eager"),
-        ("lora", "gradient_checkpointing", "false", "true"),
-        ("lora", "torch_compile", "false", "true"),  # with padding fixed
-        ("lora", "packed_attention", "masked", "apart"),  # with padding packing
-        ("full", "optimizer", "adamw", "adamw-fused"),
-        ("full", "optimizer", "adamw", "adamw-8bit"),
-    }
-    batching = [e for e in on_the_card("g3-batching").effects if e.after == "continuous"]
-    assert [(e.before, e.pairs[0].row.batch_size_requested) for e in batching] == [
-        ("static", "32"),
-        ("static", "1"),
-    ]
-
-
 def test_every_pair_differs_in_one_choice() -> None:
     for run in {row.run for row in rows_of_the_card()}:
         for effect in on_the_card(run).effects:

@@ -242,17 +242,6 @@ def test_a_data_sheet_is_of_exactly_that_card(driver: str, sheet: str | None) ->
     assert (found.device if found else None) == sheet
 
 
-def test_claims_without_a_batch_size_are_shown_and_compared_with_nothing() -> None:
-    """The L40S: rates of a server, as its maker told them."""
-    claims = [one for one in PUBLISHED if one.device == "L40S"]
-    assert [one.batch_size for one in claims] == [0, 0] and all(one.doubtful for one in claims)
-    assert claims[0].value == pytest.approx(860e6 / (7 * 3600), rel=1e-4)
-    assert claims[1].value == 60 / 80
-    for comparison in against_published([t5()], claims):
-        assert not comparison.measured and not any(line.speedups for line in comparison.lines)
-        assert "batch" not in comparison.notes[0].split(":")[0]
-
-
 def test_shares_of_bandwidth_and_compute_by_hand() -> None:
     """100 GB of weights in a 50 ms step are 2 TB/s; operations are two a parameter and token."""
     row = Night(emulated=False).add(a_job(batch_size=4))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from measurement_factory import START, Night, a_job, every_state, with_interval
 from orchestrator.analysis.metrics import peak_memory_bytes
 from orchestrator.analysis.selection import newest_final
 from orchestrator.analysis.summary import summarize
-from orchestrator.analysis.timeline import timeline_of, union
+from orchestrator.analysis.timeline import timeline_of
 from orchestrator.core.job import MAX, Accelerator, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.plan import SEARCH_ENDED
@@ -204,7 +204,8 @@ def test_idle_time_is_counted_within_invocations_only() -> None:
     first = replace(night.add(a_job(batch_size=1)), started_at=0.0, ended_at=10.0)
     other = replace(night.add(a_job(batch_size=2)), started_at=0.0, ended_at=4.0, card_indices=(5,))
     later = replace(first, invocation_id="night-2", started_at=86_400.0, ended_at=86_410.0)
-    timeline = timeline_of([first, other, later])
+    within = replace(first, attempt_id="retry", started_at=3.0, ended_at=5.0)
+    timeline = timeline_of([first, other, later, within])
     assert timeline.wall_s == 20.0
     by_card = {lane.card: (lane.assigned_s, lane.unassigned_s) for lane in timeline.lanes}
     assert by_card == {first.card_indices[0]: (20.0, 0.0), 5: (4.0, 16.0)}
@@ -220,15 +221,6 @@ def test_the_cards_figure_tells_times_in_a_unit_of_the_run_s_length() -> None:
     for wall_s, tick in ((20.0, ">10 s<"), (600.0, ">5 min<")):
         row = replace(Night().add(a_job()), started_at=0.0, ended_at=wall_s)
         assert tick in cards_figure(timeline_of([row]), "cards", lambda row: ["fp32"])
-
-
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=20))
-def test_union_covers_exactly_what_its_intervals_cover(pairs: list[tuple[int, int]]) -> None:
-    intervals = [(float(a), float(a + length)) for a, length in pairs]
-    merged = union(intervals)
-    covered = {s for a, b in intervals for s in range(int(a), int(b))}
-    assert sum(b - a for a, b in merged) == len(covered)
-    assert all(left[1] < right[0] for left, right in pairwise(merged))
 
 
 def test_memory_is_the_devices_or_what_the_host_grew_by() -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +29,6 @@ from workloads.models.precision import support
 from workloads.models.products import Saving
 
 HPU, GPU, CPU = Accelerator.HPU, Accelerator.GPU, Accelerator.CPU
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -336,44 +332,6 @@ def test_notes_of_the_grid_and_faults_of_hosts_with_their_nodes_reach_the_reader
     assert f"note: {names}: GPU2 is left out: lost" in text and "planned once" in text
     data = json.loads(plan_json(plan))
     assert data["host_notes"] == list(plan.host_notes) and data["notes"] == list(made.notes)
-
-
-BIG = (
-    HEAD
-    + """  - name: big
-    axes:
-      accelerator: [HPU, GPU]
-      precision: [fp32, fp16, bf16, int8, int4]
-      batch_size: 1..100
-      output_tokens: [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
-"""
-)
-
-_CHILD = """
-import sys
-from orchestrator.cli.main import main
-code = main(sys.argv[1:])
-heavy = {"torch", "ray", "transformers", "pyarrow"} & set(sys.modules)
-sys.exit(f"imported {sorted(heavy)}" if heavy else code)
-"""
-
-
-@pytest.mark.slow
-def test_ten_thousand_jobs_plan_without_torch_or_ray(tmp_path: Path) -> None:
-    """What would take a second or more to import is not; ``make bench`` times the whole."""
-    path = tmp_path / "big.yaml"
-    path.write_text(BIG)
-    arguments = ["plan", str(path), "--results", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, "-c", _CHILD, *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("tiny-chatglm3") >= 1
-    assert done.stdout.count("\n") >= 10_000
 
 
 def test_rows_of_the_run_are_taken_into_account(

@@ -10,7 +10,6 @@ from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.core.topology import parse_emulation
 from orchestrator.grid.parser import Grid, load_grid
 from orchestrator.planning.planner import make_plan
-from workloads.training.parallel.layout import model_parallel_size, pipeline_size
 from workloads.training.techniques import all_techniques
 from workloads.training.techniques.strategy import Strategy
 
@@ -75,16 +74,3 @@ def test_every_technique_has_a_row_and_each_experiment_its_baseline() -> None:
     for experiment in ("lora", "full", "gang"):
         own = [row for row, job in zip(rows, jobs, strict=True) if job.experiment == experiment]
         assert any(all(row[name] == value for name, value in defaults.items()) for row in own)
-
-
-def test_every_layout_of_the_parallelism_grid_runs() -> None:
-    made = shipped("parallelism")
-    plan = make_plan(made, parse_emulation("1x8", made.accelerators()), [])
-    assert {item.action for item in plan.jobs} == {Action.RUN}
-    jobs = [item.job for item in plan.jobs]
-    for job in jobs:
-        held = model_parallel_size(dict(job.parameters), job.cards)
-        assert int(job.batch_size) * job.cards // held == 16
-    shares = {note.rpartition("= ")[2] for note in plan.notes if "idle share" in note}
-    assert shares == {"20.0%", "11.1%", "42.9%"}
-    assert {pipeline_size(dict(job.parameters), job.cards) for job in jobs} == {1, 2, 4}
