@@ -194,22 +194,14 @@ def _served(line: Mapping[str, str], source: str) -> Iterator[Published]:
             )
 
 
-_PEAKS = {
-    "bf16": "bf16_tflops_dense",
-    "fp8": "fp8_tflops_dense",
-    "int8": "int8_tops_dense",
-    "tf32": "tf32_tflops_dense",
-    "fp32": "fp32_tflops_dense",
-}
-
-
 def _device(line: Mapping[str, str]) -> DeviceSheet:
     """Parse a line of ``devices.csv`` into bytes and operations per second."""
 
     def figure(column: str, factor: float = 1.0) -> float | None:
         return _positive(line[column]) * factor if line[column].strip() else None
 
-    peaks = {kind: figure(column, 1e12) for kind, column in _PEAKS.items()}
+    units = {"bf16": "tflops", "fp8": "tflops", "int8": "tops", "tf32": "tflops", "fp32": "tflops"}
+    peaks = {kind: figure(f"{kind}_{unit}_dense", 1e12) for kind, unit in units.items()}
     return DeviceSheet(
         device=line["device"],
         memory_gb=figure("memory_gb"),

@@ -45,13 +45,6 @@ _LARGEST_FACTOR = 100.0
 _RATES = tuple(name for name, more in COMMON.items() if more)
 _TIMES = tuple(name for name in COMMON if name.startswith(("ttft", "tpot", "latency")))
 
-#: Fields of a ``Setting`` that rows of the same work may differ in.
-_FREE_FIELDS = tuple(
-    field.name
-    for field in fields(Setting)
-    if field.name in FIELDS and FIELDS[field.name].role != "work"
-)
-
 
 class Verdict(str, Enum):
     """Standing of the fastest row."""
@@ -262,7 +255,8 @@ def work_of(setting: Setting) -> Setting:
         for pair in setting.parameters
         if pair[0] not in declared or declared[pair[0]].role == "work"
     )
-    blank: dict[str, Any] = dict.fromkeys(_FREE_FIELDS, "")
+    names = (field.name for field in fields(Setting) if field.name in FIELDS)
+    blank: dict[str, Any] = {name: "" for name in names if FIELDS[name].role != "work"}
     return replace(setting, parameters=parameters, **blank)
 
 

@@ -82,7 +82,9 @@ def metrics_of(
         Step((one.computed_tokens, one.items), one.wall_s, one.computed_tokens or one.items)
         for one in repeats
     ]
-    speeds = _speeds_of_equal_repeats(repeats) if len(repeats) >= LEAST_SAMPLES else []
+    sizes = {(total.items, total.output_tokens, total.computed_tokens) for total in repeats}
+    walls_s = [total.wall_s for total in repeats]
+    alike = len(repeats) >= LEAST_SAMPLES and len(sizes) == 1 and min(walls_s) > 0
     first_tokens = [sample.ttft_s for _, sample in counted if sample.ttft_s is not None]
     steps = [time for _, sample in counted for time in sample.step_s]
     latencies = [item.latency_s for _, item in items]
@@ -108,15 +110,8 @@ def metrics_of(
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
         drift=drift(steady) if len(repeats) >= LEAST_STEPS else None,
-        hump_ratio=hump_ratio_of(speeds) if speeds else None,
+        hump_ratio=hump_ratio_of([1 / wall_s for wall_s in walls_s]) if alike else None,
     )
-
-
-def _speeds_of_equal_repeats(repeats: Sequence[measurement.Totals]) -> list[float]:
-    """Return the inverse wall time of each repeat, or nothing unless all did the same work."""
-    sizes = {(total.items, total.output_tokens, total.computed_tokens) for total in repeats}
-    times = [total.wall_s for total in repeats]
-    return [1 / time for time in times] if len(sizes) == 1 and min(times) > 0 else []
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -132,7 +127,7 @@ def derived_figures(
     items: Sequence[tuple[int, Item]] = (),
 ) -> dict[str, float]:
     """Return finite figures derived from raw samples; failing metrics are left out."""
-    deriving = [metric for metric in metrics.values() if metric.figure is not None]
+    deriving = {one.name: one.figure for one in metrics.values() if one.figure is not None}
     if not deriving:
         return {}
     repeats = measurement.timed_repeats(samples).values()
@@ -140,18 +135,15 @@ def derived_figures(
     if not counted:
         return {}
     timed = Timed(samples=counted, items=tuple(item for _, item in items))
-    figures = {metric.name: _figure(metric, timed) for metric in deriving}
-    return {name: value for name, value in figures.items() if value is not None}
-
-
-def _figure(metric: Metric, timed: Timed) -> float | None:
-    assert metric.figure is not None
-    try:
-        value = metric.figure(timed)
-        return float(value) if value is not None and math.isfinite(value) else None
-    except Exception as error:
-        _warn(metric.name, repr(error))
-        return None
+    figures = {}
+    for name, figure in deriving.items():
+        try:
+            value = figure(timed)
+            if value is not None and math.isfinite(value):
+                figures[name] = float(value)
+        except Exception as error:
+            _warn(name, repr(error))
+    return figures
 
 
 @cache
