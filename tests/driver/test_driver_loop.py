@@ -41,7 +41,7 @@ from orchestrator.core.events import (
 )
 from orchestrator.core.job import Job, State
 from orchestrator.core.measurement import Measurement
-from orchestrator.core.outcome import Attempt, Outcome
+from orchestrator.core.outcome import Attempt
 from orchestrator.core.status import RunStatus
 from orchestrator.driver.board import Board
 from orchestrator.driver.loop import Driver
@@ -236,11 +236,7 @@ def test_no_card_waits_for_the_disk_and_the_driver_never_waits_without_its_rows(
     assert begun_by_write == [2, 2] and ended == 2
 
 
-def lost(attempt_id: str, at: float = MOMENT) -> AttemptEnded:
-    return AttemptEnded(at=at, outcome=Outcome(attempt_id=attempt_id, state=State.LOST, ranks=()))
-
-
-def test_a_run_that_is_broken_off_writes_the_rows_that_it_has() -> None:
+def test_the_third_request_ends_a_run_at_once_with_the_rows_that_it_has() -> None:
     def answer(event: Event) -> list[Command]:
         if isinstance(event, AttemptEnded):
             for _ in range(3):
@@ -248,38 +244,9 @@ def test_a_run_that_is_broken_off_writes_the_rows_that_it_has() -> None:
         return one_job_after_another(event)
 
     case = Case(answer)
-    assert not case.driver.drive().finished
+    result = case.driver.drive()
+    assert not result.finished and result.reason == "SIGINT received"
     assert [row.job_id for row in case.rows.kept] == [ONE.job_id]
-
-
-def test_rows_of_the_same_moment_are_written_together() -> None:
-    here = [attempt(ONE, CARD), attempt(TWO, CARD, number=2)]
-
-    def answer(event: Event) -> list[Command]:
-        ended = event.outcome.attempt_id if isinstance(event, AttemptEnded) else ""
-        this = next((each for each in here if each.attempt_id == ended), None)
-        if this is None:
-            return [RunFinished(reason="seen")] if isinstance(event, StopRequested) else []
-        begins = attempt(ONE, CARD, number=2) if this is here[0] else here[0]
-        return [row_of(event, this), RunAttempt(attempt=begins, worker_ids=("w1",))]
-
-    case = Case(answer)
-    written: list[int] = []
-    case.rows.append = lambda *rows: written.append(len(rows))
-    case.executor.events(0.0)  # which has the node that joined
-    case.executor.perform(StartWorker(worker_id="w1", card=CARD))
-    batches: list[list[Event]] = [[lost(each.attempt_id) for each in here]]
-
-    def events(timeout_s: float) -> list[Event]:
-        if not batches:
-            case.stop.request("all seen")
-        return batches.pop() if batches else []
-
-    case.executor.events = events  # type: ignore[method-assign]
-    assert case.driver.drive().finished
-    assert written == [2]
-    begun = [command.attempt for command in case.executor.log if isinstance(command, RunAttempt)]
-    assert begun == [attempt(ONE, CARD, number=2)]
 
 
 def test_a_disk_that_stays_broken_ends_the_run_with_its_reason(
@@ -414,18 +381,6 @@ def test_the_signals_that_ray_and_a_supervisor_send_together_are_one_request() -
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
     assert stop.requests == 1
-
-
-def test_every_signal_is_passed_on_and_the_third_ends_at_once() -> None:
-    def answer(event: Event) -> list[Command]:
-        if isinstance(event, (WorkerReady, StopRequested)):
-            case.stop.request("SIGINT received")
-        return one_job_after_another(event) if not isinstance(event, AttemptEnded) else []
-
-    case = Case(answer)
-    result = case.driver.drive()
-    assert not result.finished and result.reason == "SIGINT received"
-    assert sum(isinstance(event, StopRequested) for event in case.script.events) >= 2
 
 
 def test_a_hung_worker_is_stopped_and_the_schedule_hears_of_it() -> None:

@@ -155,6 +155,14 @@ def test_rows_become_parquet_while_others_find_no_room() -> None:
     assert writer.delayed is not None and store.plain == 2
 
 
+def test_rows_of_the_same_moment_are_written_together() -> None:
+    store = Logged()
+    batches: list[int] = []
+    store.append = lambda *rows: batches.append(len(rows))  # type: ignore[method-assign]
+    write(writer_of(store, FakeClock(), ONE, job(2)), ONE, job(2))
+    assert batches == [2]
+
+
 def full(number: int) -> StoreError:
     """The error for a file of this number that found no room, as the store raises it."""
     origin = OSError(errno.ENOSPC, "no space left")
