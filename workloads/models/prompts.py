@@ -150,17 +150,6 @@ LAYOUTS = {
     "chat-template": "the tokenizer's chat template",
     "plain": "beginning-of-sequence token, then the text",
 }
-#: ChatGLM3-6B's published ids of 你好 as one user turn.
-PUBLISHED_EXAMPLE = {
-    "[gMASK]": 64790,
-    "<sop>": 64792,
-    "<|user|>": 64795,
-    "▁": 30910,
-    "<0x0A>": 13,
-    "▁你": 36474,
-    "好": 54591,
-    "<|assistant|>": 64796,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,16 +168,9 @@ def example_prompt(config: Mapping[str, Any], directory: Path | None) -> Prompt:
     from transformers import AutoTokenizer
 
     if directory is None or not has_tokenizer(directory):
-        glm = chatglm3_layout.layout_of(config) == "native"
-        if not glm or config.get("vocab_size") != chatglm3_layout.PUBLISHED_VOCABULARY:
-            return Prompt(layout="unknown", example="", note="no tokenizer beside the config")
-        return Prompt(
-            layout=LAYOUTS["chatglm3"],
-            example="你好",
-            tokens=tuple(PUBLISHED_EXAMPLE),
-            ids=tuple(PUBLISHED_EXAMPLE.values()),
-            note="no tokenizer.model here: ids of the published tokenizer",
-        )
+        glm = config.get("vocab_size") == chatglm3_layout.PUBLISHED_VOCABULARY
+        layout = LAYOUTS["chatglm3"] if glm else "unknown"
+        return Prompt(layout=layout, example="", note="no tokenizer beside the config")
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             str(tokenizer_directory(directory)), trust_remote_code=False
