@@ -27,14 +27,14 @@ from workloads.base import (
     WorkloadError,
     whole_sample,
 )
-from workloads.compression.correction import (
+from workloads.compression.calibration import (
+    RangeMethod,
     add_biases,
     correct_outputs,
     mean_error,
+    narrowed,
     output_moments,
 )
-from workloads.compression.ranges import Method as RangeMethod
-from workloads.compression.ranges import narrowed
 from workloads.data.cache import cache_root
 from workloads.data.datasets import DatasetParameters, find_dataset, load_dataset, load_examples
 from workloads.data.shapes import Example, text_of

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from workloads import quantization
 from workloads.base import BadConfiguration, JobContext, Refusal, Request, Result, Unsupported
-from workloads.compression import correction
+from workloads.compression import calibration
 from workloads.data.datasets import load_dataset
 from workloads.devices import device_for
 from workloads.inspection.checkpoints import PROTECTED
@@ -203,10 +203,10 @@ def test_layers_get_a_bias_where_the_configuration_has_a_switch() -> None:
     model, ids = LlamaForCausalLM(config).eval(), torch.tensor([[1, 2, 3, 4, 5]])
     with torch.no_grad():
         plain = model(input_ids=ids).logits
-        assert correction.add_biases(model) == 2 * 7
+        assert calibration.add_biases(model) == 2 * 7
         assert model.config.attention_bias and model.config.mlp_bias
         assert torch.equal(model(input_ids=ids).logits, plain)
-    assert correction.add_biases(model) == 0
+    assert calibration.add_biases(model) == 0
     again = LlamaForCausalLM(model.config)
     again.load_state_dict(model.state_dict())  # so files hold them
 
@@ -229,9 +229,9 @@ def test_a_small_dataset_and_a_layer_that_no_text_reaches_are_no_obstacle() -> N
             return self.used(input_ids[..., None].float())
 
     model, device = Mixture(), device_for("cpu")
-    moments = correction.output_moments(model, [[1, 2]], device)
+    moments = calibration.output_moments(model, [[1, 2]], device)
     assert moments.keys() == {"used"}
-    assert correction.correct_outputs(model, moments, [[1, 2]], device) == (1, 0)
+    assert calibration.correct_outputs(model, moments, [[1, 2]], device) == (1, 0)
 
 
 def test_a_method_whose_package_is_missing_says_how_to_get_it(monkeypatch) -> None:

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from workloads.compression import ranges
+from workloads.compression import calibration
 from workloads.data.datasets import load_dataset
 from workloads.devices import device_for
 from workloads.models.loading import load_causal_model, load_tokenizer, open_model
 from workloads.models.precision import measure_ranges
 from workloads.quantization import calibration_texts
 
-METHODS = get_args(ranges.Method)
+METHODS = get_args(calibration.RangeMethod)
 LAYER = "model.layers.1.mlp.down_proj"
 
 
@@ -37,7 +37,7 @@ def chosen() -> tuple[np.ndarray, dict[str, float]]:
     hook.remove()
     measured = measure_ranges(model, texts, device)
     found = {
-        method: ranges.narrowed(model, texts, device, measured, method)[LAYER][0]
+        method: calibration.narrowed(model, texts, device, measured, method)[LAYER][0]
         for method in METHODS
     }
     return torch.cat(inputs).numpy(), found
@@ -52,7 +52,7 @@ def test_ranges_end_where_plain_computations_put_them(chosen) -> None:
     values, found = chosen
     size = np.abs(values).astype(float)
     assert found["minmax"] == pytest.approx(size.max(), rel=1e-6)
-    bin_width = size.max() / ranges.BINS
+    bin_width = size.max() / calibration.BINS
     assert found["percentile"] == pytest.approx(
         sorted(size)[math.ceil(0.9999 * len(size)) - 1], abs=2 * bin_width
     )
@@ -68,7 +68,7 @@ def test_ranges_end_where_plain_computations_put_them(chosen) -> None:
 def test_divergence_is_that_of_the_two_distributions(chosen) -> None:
     """A loop over bins and groups, without arrays."""
     values, found = chosen
-    counts, _ = np.histogram(np.abs(values), ranges.BINS, (0, np.abs(values).max()))
+    counts, _ = np.histogram(np.abs(values), calibration.BINS, (0, np.abs(values).max()))
 
     def reference(end: int) -> float:
         p = [float(count) for count in counts[:end]]
@@ -86,12 +86,14 @@ def test_divergence_is_that_of_the_two_distributions(chosen) -> None:
         )
 
     for end in (128, 500, 2048):
-        assert ranges.divergence(counts, end) == pytest.approx(reference(end), rel=1e-9, abs=1e-12)
+        assert calibration.divergence(counts, end) == pytest.approx(
+            reference(end), rel=1e-9, abs=1e-12
+        )
     ends = [*range(128, 2049, 16), 2048]
-    best = min(ends, key=lambda end: ranges.divergence(counts, end))
+    best = min(ends, key=lambda end: calibration.divergence(counts, end))
     assert found["divergence"] == pytest.approx(best * np.abs(values).max() / 2048, rel=0.02)
 
 
 def test_nothing_seen_keeps_the_range() -> None:
     for method in METHODS:
-        assert ranges.choose(np.zeros(8), 3.0, method) == 3.0
+        assert calibration.choose(np.zeros(8), 3.0, method) == 3.0
