@@ -228,7 +228,7 @@ class CudaDevice(Device):
         if count != 1:
             return f"it sees {count} GPUs and was given one"
         uuids = getattr(self._cuda.get_device_properties(0), "uuid", ""), nvidia.uuid(card_index)
-        has, given = (str(uuid).lower().removeprefix("gpu-") for uuid in uuids)
+        has, given = (str(uuid or "").lower().removeprefix("gpu-") for uuid in uuids)
         # A MIG instance has a UUID of its own.
         if has == given or not (has and given) or has.startswith("mig-"):
             return None
