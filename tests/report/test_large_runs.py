@@ -138,13 +138,6 @@ def test_the_page_of_a_large_run_says_what_it_leaves_out(large: Store) -> None:
     assert f"<dd>{len(summary.rows)}</dd>" in page, "the figures at the top count all rows"
 
 
-def test_an_ordinary_page_leaves_nothing_out() -> None:
-    rows = every_state(items=2)
-    page = render(summarize(rows), rows)
-    assert data_of(page)["count"] == len(summarize(rows).rows)
-    assert "left-out" not in page and "one after the other" not in page
-
-
 def test_spans_of_a_moment_are_drawn_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = large_run(400, items=0)
     timeline = summarize(rows).timeline

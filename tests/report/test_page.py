@@ -107,6 +107,7 @@ def test_the_data_reads_back(page: str, outline: Outline) -> None:
     assert data["count"] == len(summary.rows)
     assert data["columns"]["job_id"]["v"] == [row.job_id for row in summary.rows]
     assert render(summary, rows) == page, "rendering is deterministic"
+    assert "left-out" not in page and "one after the other" not in page  # as of a large run
     assert any(HOSTILE[:40] in text for text in data["columns"]["outputs"]["d"])
 
 
@@ -118,11 +119,10 @@ def test_banners_say_what_is_not_real(outline: Outline) -> None:
     assert "Emulated cards" not in text and "Random weights" not in text
 
 
-def test_figures_have_names_and_tables_beside_them(outline: Outline) -> None:
+def test_figures_have_names_and_a_table_has_the_times_of_the_cards(outline: Outline) -> None:
     figures = [a for tag, a in outline.tags if tag == "svg" and a.get("role") == "img"]
-    assert len(figures) >= 4
-    assert [tag for tag, _ in outline.tags].count("title") >= 3
-    assert "The same as a table" in outline.text  # the cards' times
+    assert 4 <= len(figures) <= [tag for tag, _ in outline.tags].count("title")
+    assert "The same as a table" in outline.text
     headers = [a for tag, a in outline.tags if tag == "th"]
     assert all(a.get("scope") in ("row", "col") for a in headers)
 

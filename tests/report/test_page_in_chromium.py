@@ -90,7 +90,7 @@ def test_columns_that_say_the_same_of_every_row_are_left_out(browser: Page, tmp_
     assert "chatglm3-6b" in browser.evaluate(UNFOLDED)
 
 
-def test_every_point_and_span_is_drawn_and_a_cell_leads_to_its_row(
+def test_every_point_and_span_is_drawn_and_leads_to_its_row_as_a_cell_does(
     browser: Page, report: Path, summary: Summary
 ) -> None:
     browser.open(report)
@@ -106,13 +106,20 @@ def test_every_point_and_span_is_drawn_and_a_cell_leads_to_its_row(
     )
     spans = sum(len(lane.spans) for lane in summary.timeline.lanes)
     assert len(widths) == spans and min(widths) > 0
-    browser.evaluate(
-        "document.querySelector('.heat-map .first').dispatchEvent("
-        "new MouseEvent('click', {bubbles: true}))"
-    )
-    browser.settle()
-    assert browser.evaluate(COUNT) == "1 of 92 rows"
-    assert "Job id" in browser.evaluate(UNFOLDED)
+    for mark, told in (
+        ("#timeline .spans rect", "attempt 1\ngpu-1/GPU0"),
+        (".heat-map .first", "±"),
+    ):
+        browser.evaluate("scrollTo(0, 0)")
+        x, y = centre(browser, mark)
+        browser.mouse("Moved", x, y)
+        browser.settle()
+        assert told in browser.evaluate("document.getElementById('tip').textContent")
+        for kind in ("Pressed", "Released"):
+            browser.mouse(kind, x, y)
+        browser.settle()
+        assert browser.evaluate(COUNT) == "1 of 92 rows"
+        assert "Job id" in browser.evaluate(UNFOLDED)
 
 
 def test_filter_sort_and_page_the_rows(browser: Page, report: Path) -> None:
@@ -182,21 +189,6 @@ def test_the_scatter_shows_one_precision_or_batch_size(
     assert browser.evaluate(note) == sum(
         len(row.items) for row in summary.rows if row.batch_size == 8
     )
-
-
-def test_a_span_of_the_timeline_says_what_it_is_and_leads_to_its_row(
-    browser: Page, report: Path
-) -> None:
-    browser.open(report)
-    x, y = centre(browser, "#timeline .spans rect")
-    browser.mouse("Moved", x, y)
-    browser.settle()
-    tip = browser.evaluate("document.getElementById('tip').textContent")
-    assert "attempt 1" in tip and "gpu-1/GPU0" in tip
-    for kind in ("Pressed", "Released"):
-        browser.mouse(kind, x, y)
-    browser.settle()
-    assert "Job id" in browser.evaluate(UNFOLDED)
 
 
 def test_every_control_has_a_name_and_the_table_of_all_rows_is_whole(

@@ -100,10 +100,21 @@ def test_the_page_follows_the_run_by_itself(browser: Page, directory: RunDirecto
     with watching(browser, directory):
         browser.wait_for(ROWS.format(2))
         browser.evaluate("window.first = document.querySelector('#rows tr:last-child'); 1")
-        moved = dataclasses.replace(STATUS.cards[0], phase="load", job="another job")
+        sensors = {"power_w": 412.4, "temperature_c": 61.0, "utilization_percent": 97.0}
+        moved = dataclasses.replace(
+            STATUS.cards[0],
+            phase="load",
+            job="another job",
+            memory_used_bytes=80 * 2**30,
+            **sensors,
+        )
         directory.append(2)
-        directory.status(done=18, cards=(moved, *STATUS.cards[1:]))
+        cards = (moved, *STATUS.cards[1:])
+        directory.status(done=18, cards=cards, paused="no room for results on /data")
         browser.wait_for(ROWS.format(3))
+        assert text(browser, "#cards .sensors") == "412 W · 61 °C · 97% utilization · 80 GiB"
+        assert "412 W" in text(browser, "#key") and "of 1 card" in text(browser, "#key")
+        assert "no room for results on /data" in text(browser, "#banners")
         assert "18 of 48" in text(browser, "#sentence")
         assert "another job" in text(browser, "#cards") and "load" in text(browser, "#cards")
         assert browser.evaluate("document.querySelector('#rows tr:last-child') === window.first")
@@ -113,35 +124,18 @@ def test_the_page_follows_the_run_by_itself(browser: Page, directory: RunDirecto
         assert browser.errors == []
 
 
-def test_what_sensors_say_and_why_nothing_new_starts_is_shown(
+def test_a_silent_driver_and_a_server_that_has_gone_are_said(
     browser: Page, directory: RunDirectory
 ) -> None:
-    sensors = {"power_w": 412.4, "temperature_c": 61.0, "utilization_percent": 97.0}
-    read = dataclasses.replace(STATUS.cards[0], **sensors, memory_used_bytes=80 * 2**30)
-    directory.status(cards=(read, *STATUS.cards[1:]), paused="no room for results on /data")
-    with watching(browser, directory):
-        browser.wait_for("document.querySelectorAll('#cards li').length === 3")
-        assert text(browser, "#cards .sensors") == "412 W · 61 °C · 97% utilization · 80 GiB"
-        assert "412 W" in text(browser, "#key") and "of 1 card" in text(browser, "#key")
-        assert "no room for results on /data" in text(browser, "#banners")
-        assert browser.errors == []
-
-
-def test_a_silent_driver_is_said(browser: Page, directory: RunDirectory) -> None:
     directory.status(at=time.time() - STALE_AFTER_S - 60)
-    with watching(browser, directory):
+    with serving(directory) as server:
+        browser.open(f"http://127.0.0.1:{server.server_address[1]}/")
         browser.wait_for("document.querySelector('#sentence').classList.contains('open')")
         assert "silent for 3 min" in text(browser, "#sentence")
         assert "may be dead" in text(browser, "#heard")
         directory.status()  # it was only slow
         browser.wait_for("!document.querySelector('#sentence').classList.contains('open')")
         assert text(browser, "#heard") == "The driver is there."
-
-
-def test_a_page_whose_server_has_gone_says_so(browser: Page, directory: RunDirectory) -> None:
-    with serving(directory) as server:
-        browser.open(f"http://127.0.0.1:{server.server_address[1]}/")
-        browser.wait_for(ROWS.format(2))
     browser.wait_for("document.querySelector('#heard').innerText.includes('does not answer')")
     assert "old" in text(browser, "#heard")
     browser.evaluate("location.replace('about:blank')")
