@@ -232,7 +232,9 @@ class Remaining:
         together = _together(tuple(self._jobs.values()))
         most = sorted(together, key=len, reverse=True)[:MOST_VALUES]
         deviations = [RUN, FIRST, *(together[job_ids] for job_ids in most)]
-        self._features = {job_id: np.eye(len(deviations))[_RUN] for job_id in self._jobs}
+        self._rows = np.zeros((len(self._jobs), len(deviations)))  # features by job
+        self._rows[:, _RUN] = 1.0
+        self._features = dict(zip(self._jobs, self._rows, strict=True))
         for place, job_ids in enumerate(most, start=_FIRST + 1):
             for job_id in job_ids:
                 self._features[job_id][place] = 1.0
@@ -364,14 +366,15 @@ class Remaining:
         done = [loads for key, loads in self._loads.items() if key not in to_come]
         often = max(1.0, median_low(done or self._loads.values()))
         loads_left = {key: max(0.0, often - self._loads.get(key, 0.0)) for key in to_come}
+        every = np.exp(self._rows @ self._factors.weights).tolist()
+        factors = dict(zip(self._jobs, every, strict=True))
         for job_id in self._left:
             job = self._jobs[job_id]
-            factor = exp(self._features[job_id] @ self._factors.weights)
             key = job.residency_key
             loads = 1.0 if job.alone else min(1.0, loads_left[key])
             loads_left[key] -= loads
             loading_s = max(loads * load_s, later_s.get(key, 0.0))
-            self._left[job_id] = factor * self._estimates[job_id] + loading_s
+            self._left[job_id] = factors[job_id] * self._estimates[job_id] + loading_s
             self._left[job_id] *= self._width(job_id)
         self._left_s = sum(self._left.values())
         begun = {attempt.job_id for attempt in self._running.values()}

@@ -255,7 +255,12 @@ class Search:
             kernel = _UNKNOWN if isinstance(metric.mean, Plane) else None
             surrogate = self._surrogates[metric.name] = Surrogate(self.space, metric.mean, kernel)
         values = self.values.get(metric.name, {})
-        fitted = _most_telling(values, metric.sign)
+        fitted = sorted(values)
+        if len(fitted) > MOST_FITTED:
+            half = MOST_FITTED // 2
+            ordered = sorted(values, key=lambda row: (-metric.sign * values[row], row))
+            others = _spread(sorted(ordered[half:]), MOST_FITTED - half)
+            fitted = sorted([*ordered[:half], *others])
         logs = np.log([values[row] for row in fitted])
         return surrogate.fit(fitted, logs, rows)
 
@@ -278,15 +283,6 @@ class Search:
         for limit in self.limits:
             gain = gain * limit.probability(beliefs[limit.metric.name])
         return gain / self.cost(rows) if self.cost is not None else gain
-
-
-def _most_telling(values: Mapping[int, float], sign: float) -> list[int]:
-    """The rows that a surrogate is fitted to."""
-    if len(values) <= MOST_FITTED:
-        return sorted(values)
-    ordered = sorted(values, key=lambda row: (-sign * values[row], row))
-    best, others = ordered[: MOST_FITTED // 2], sorted(ordered[MOST_FITTED // 2 :])
-    return sorted([*best, *_spread(others, MOST_FITTED - len(best))])
 
 
 def _spread(rows: list[int], count: int) -> list[int]:
