@@ -43,28 +43,20 @@ def raised(words, INDEX: tl.constexpr):
         moved = words >> 8
     else:
         moved = words >> 12
-    # One instruction for mask and base; the compiler makes two of "& |".
-    if INDEX == 1 or INDEX == 3 or INDEX == 5:
-        if _ASSEMBLER:
-            return tl.inline_asm_elementwise(
-                "lop3.b32 $0, $1, 0x0000F000, 0x43000000, 0xEA;",
-                "=r,r",
-                [moved],
-                dtype=tl.float32,
-                is_pure=True,
-                pack=1,
-            )
-        return ((moved & 0x0000F000) | 0x43000000).to(tl.float32, bitcast=True)
+    ODD: tl.constexpr = INDEX == 1 or INDEX == 3 or INDEX == 5
     if _ASSEMBLER:
-        return tl.inline_asm_elementwise(
-            "lop3.b32 $0, $1, 0x000F0000, 0x41000000, 0xEA;",
-            "=r,r",
-            [moved],
-            dtype=tl.float32,
-            is_pure=True,
-            pack=1,
+        # One instruction for mask and base; the compiler makes two of "& |".
+        code: tl.constexpr = (
+            "lop3.b32 $0, $1, 0x0000F000, 0x43000000, 0xEA;"
+            if ODD
+            else "lop3.b32 $0, $1, 0x000F0000, 0x41000000, 0xEA;"
         )
-    return ((moved & 0x000F0000) | 0x41000000).to(tl.float32, bitcast=True)
+        return tl.inline_asm_elementwise(
+            code, "=r,r", [moved], dtype=tl.float32, is_pure=True, pack=1
+        )
+    nibble: tl.constexpr = 0x0000F000 if ODD else 0x000F0000
+    base: tl.constexpr = 0x43000000 if ODD else 0x41000000
+    return ((moved & nibble) | base).to(tl.float32, bitcast=True)
 
 
 @triton.jit
