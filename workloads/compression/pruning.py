@@ -83,45 +83,40 @@ class FeedForward:
         """Number of inner channels."""
         return self.out.in_features
 
-    def rows(self, matrix: torch.nn.Linear, kept: torch.Tensor) -> torch.Tensor:
-        """Rows of a matrix for these channels, in each part of a fused one."""
+    def kept(self, count: int) -> list[tuple[torch.nn.Linear, torch.Tensor, int]]:
+        """Each matrix with its rows (0) or columns (1) of the channels with the largest norm of all
+        their weights, ascending, and their dimension."""
         import torch
 
-        parts = matrix.out_features // self.channels
-        return torch.cat([kept + part * self.channels for part in range(parts)])
-
-    def largest(self, count: int) -> torch.Tensor:
-        """The channels with the largest norm of all their weights, ascending."""
         scores = self.out.weight.detach().float().square().sum(0)
         for matrix in self.into:
             norms = matrix.weight.detach().float().square().sum(1)
             scores = scores + norms.view(-1, self.channels).sum(0)
-        return scores.topk(count).indices.sort().values
+        largest = scores.topk(count).indices.sort().values
+        kept = [(self.out, largest, 1)]
+        for matrix in self.into:
+            starts = range(0, matrix.out_features, self.channels)  # of the parts of a fused one
+            kept.append((matrix, torch.cat([largest + start for start in starts]), 0))
+        return kept
 
     def masks(self, count: int) -> Iterator[tuple[torch.nn.Linear, torch.Tensor]]:
         """Each matrix with a mask that leaves the largest channels."""
         import torch
 
-        kept = self.largest(count)
-        for matrix in self.into:
+        for matrix, places, dimension in self.kept(count):
             mask = torch.zeros_like(matrix.weight, dtype=torch.bool)
-            mask[self.rows(matrix, kept)] = True
-            yield matrix, mask
-        mask = torch.zeros_like(self.out.weight, dtype=torch.bool)
-        mask[:, kept] = True
-        yield self.out, mask
+            yield matrix, mask.index_fill_(dimension, places, True)
 
     def shrink(self, count: int) -> None:
         """Remove all but the largest channels."""
-        kept = self.largest(count)
-        for matrix in self.into:
-            rows = self.rows(matrix, kept)
-            _replace(matrix, "weight", matrix.weight[rows])
+        for matrix, places, dimension in self.kept(count):
+            _replace(matrix, "weight", matrix.weight.index_select(dimension, places))
+            if matrix is self.out:
+                matrix.in_features = count
+                continue
+            matrix.out_features = len(places)
             if matrix.bias is not None:
-                _replace(matrix, "bias", matrix.bias[rows])
-            matrix.out_features = len(rows)
-        _replace(self.out, "weight", self.out.weight[:, kept])
-        self.out.in_features = count
+                _replace(matrix, "bias", matrix.bias[places])
 
 
 def _replace(layer: torch.nn.Linear, name: str, values: torch.Tensor) -> None:
