@@ -213,12 +213,6 @@ def of(rows: list[dict], workload: str, setting: str) -> dict[object, dict]:
     return {row[named]: row for row in rows if row["workload"] == workload}
 
 
-def test_each_addition_is_one_file() -> None:
-    modules = {point.partition(" = ")[2].partition(":")[0] for point in POINTS.values()}
-    assert modules == {path.stem for path in FILES.glob("*.py")}
-    assert len(modules) == len(POINTS) == 6
-
-
 def test_all_of_them_run(outside: SimpleNamespace, installed: Path) -> None:
     assert Path(outside.more["from"]).is_relative_to(installed)
     assert outside.page.is_file()

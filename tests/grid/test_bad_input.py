@@ -290,25 +290,6 @@ def test_results_with_a_variable_are_refused(tmp_path, monkeypatch, capsys, vari
     assert [path.name for path in tmp_path.iterdir()] == ["g.yaml"]
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("2by8", "'2by8' is not understood; write 2x8"),
-        ("2x8:TPU", "no accelerator 'TPU'; there is: HPU, GPU, CPU"),
-        ("0x8", "has no cards"),
-        ("9999x9999", "more than 4096 cards"),
-        ("1x8,", "'' is not understood"),
-    ],
-)
-def test_bad_emulation_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], spec: str, message: str
-) -> None:
-    path = tmp_path / "g.yaml"
-    path.write_text(ONE)
-    assert main(["plan", str(path), "--emulate", spec]) == 2
-    assert message in capsys.readouterr().err
-
-
 # ---------------------------------------------------------------- data
 
 

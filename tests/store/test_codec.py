@@ -45,11 +45,8 @@ def through_json(*rows: Measurement) -> list[Measurement]:
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"load_s": np.float32(1.5)}, {"load_s": np.float64(1.5)}, {"worker_pid": np.int64(7)}),
-        *({"load_s": -1.0}, {"load_s": math.nan}, {"load_s": True}),
-        *({"samples": ((0, sample(wall_s=math.inf)),)}, {"load_s": math.inf}),
+        *({"load_s": np.float32(1.5)}, {"worker_pid": np.int64(7)}, {"load_s": True}),
         {"samples": ((0, sample(step_s=(0.1, np.float32(0.5)))),)},
-        {"samples": ((0, sample(step_s=(-0.1,))),)},
         {"items": ((0, Item(index=0, input_tokens=1, output_tokens=-1, latency_s=1.0)),)},
     ],
     ids=str,
@@ -60,9 +57,7 @@ def test_an_odd_number_costs_no_row(changes: dict[str, Any]) -> None:
     table = table_of([row_in(line)])
     assert fault(table) == ""
     (found,) = from_table(table)
-    assert found.job_id == row(1).job_id
-    plain = OUT_OF_RANGE not in found.details
-    assert plain == any(isinstance(each, np.generic | bool) for each in changes.values()) or plain
+    assert (OUT_OF_RANGE in found.details) == ("items" in changes)
 
 
 @pytest.mark.parametrize(
