@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import threading
 import time
 from collections import Counter
@@ -114,7 +115,7 @@ class RunFeed:
             # The driver counts this invocation only; rows may be of earlier ones.
             "states": _final_states(self._rows) if status is None else dict(status.counts),
             "damaged": self._damaged,
-            "report": report.is_file() and not report.is_symlink(),
+            "report": os.path.isfile(report) and not os.path.islink(report),
         }
 
     def _read_status(self) -> None:
