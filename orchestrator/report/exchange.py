@@ -25,33 +25,22 @@ from orchestrator.core.errors import StoreError
 from orchestrator.core.measurement import Measurement
 from workloads.util.files import read_text
 
-#: Latencies by their name here, and in the others' formats.
-_LLM_D = {
-    "ttft": ("time_to_first_token", "s"),
-    "tpot": ("time_per_output_token", "s/token"),
-    "itl": ("inter_token_latency", "s/token"),
-    "latency": ("request_latency", "s"),
+#: Latencies and rates by their names here, with those of llm-d, AIPerf and vLLM.
+_LATENCIES = {
+    "ttft": ("time_to_first_token", "time_to_first_token", "ttft"),
+    "tpot": ("time_per_output_token", "inter_token_latency", "tpot"),
+    "itl": ("inter_token_latency", "inter_chunk_latency", "itl"),
+    "latency": ("request_latency", "request_latency", "e2el"),
 }
-_AIPERF = {
-    "ttft": "time_to_first_token",
-    "tpot": "inter_token_latency",
-    "itl": "inter_chunk_latency",
-    "latency": "request_latency",
-}
-_VLLM = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "latency": "e2el"}
-
-#: Rates by their metric's name here, and in llm-d's and AIPerf's formats with their units.
 _RATES = {
-    "output_tokens_per_s": ("output_token_rate", "tokens/s", "output_token_throughput"),
-    "total_tokens_per_s": ("total_token_rate", "tokens/s", "total_token_throughput"),
-    "requests_per_s": ("request_rate", "queries/s", "request_throughput"),
+    "output_tokens_per_s": ("output_token_rate", "output_token_throughput", "output_throughput"),
+    "total_tokens_per_s": (
+        "total_token_rate",
+        "total_token_throughput",
+        "total_token_throughput",
+    ),
+    "requests_per_s": ("request_rate", "request_throughput", "request_throughput"),
 }
-_VLLM_RATES = {
-    "output_tokens_per_s": "output_throughput",
-    "total_tokens_per_s": "total_token_throughput",
-    "requests_per_s": "request_throughput",
-}
-_AIPERF_UNITS = {"requests_per_s": "requests/sec"}
 _PARTS = ("mean", "p50", "p90", "p99")
 
 
@@ -82,7 +71,7 @@ def of_row(row: Measurement) -> Exchange | None:
     if row.reported("output_tokens_per_s") is None:
         return None
     latencies = {}
-    for name in _LLM_D:
+    for name in _LATENCIES:
         if known := _known(**{part: row.reported(f"{name}_{part}_s") for part in _PARTS}):
             latencies[name] = known
     share, requests = row.reported("error_share"), row.reported("requests_measured")
@@ -192,10 +181,11 @@ def to_llm_d(result: Exchange) -> dict[str, Any]:
             output_length=_mean(written),
         ),
         "throughput": {
-            _RATES[n][0]: _mean(value, _RATES[n][1]) for n, value in result.rates.items()
+            _RATES[name][0]: _mean(value, "queries/s" if name == "requests_per_s" else "tokens/s")
+            for name, value in result.rates.items()
         },
         "latency": {
-            _LLM_D[name][0]: {"units": _LLM_D[name][1], **parts}
+            _LATENCIES[name][0]: {"units": "s/token" if name in ("tpot", "itl") else "s", **parts}
             for name, parts in result.latencies.items()
             if "mean" in parts
         },
@@ -243,7 +233,7 @@ def from_llm_d(report: Mapping[str, Any]) -> Exchange:
         },
         latencies={
             name: _parts(latency[theirs], 1e-3 if latency[theirs]["units"].startswith("ms") else 1)
-            for name, (theirs, _) in _LLM_D.items()
+            for name, (theirs, _, _) in _LATENCIES.items()
             if latency.get(theirs)
         },
     )
@@ -270,7 +260,7 @@ _AVERAGES = {
 def to_aiperf(result: Exchange) -> dict[str, Any]:
     """Return the object of AIPerf's ``profile_export_aiperf.json``."""
     averages = {
-        _RATES[name][2]: (value, _AIPERF_UNITS.get(name, "tokens/sec"))
+        _RATES[name][1]: (value, "requests/sec" if name == "requests_per_s" else "tokens/sec")
         for name, value in result.rates.items()
     }
     averages |= {theirs: (getattr(result, n), unit) for n, (theirs, unit) in _AVERAGES.items()}
@@ -278,8 +268,8 @@ def to_aiperf(result: Exchange) -> dict[str, Any]:
         name: {"unit": unit, "avg": n} for name, (n, unit) in averages.items() if n is not None
     }
     for name, parts in result.latencies.items():
-        scaled = {_AVG.get(part, part): value * 1000 for part, value in parts.items()}
-        exported[_AIPERF[name]] = {"unit": "ms", **scaled}
+        scaled = {"avg" if part == "mean" else part: value * 1000 for part, value in parts.items()}
+        exported[_LATENCIES[name][1]] = {"unit": "ms", **scaled}
     exported["input_config"] = {
         "endpoint": {"model_names": [result.model], "streaming": "ttft" in result.latencies},
         "loadgen": _known(concurrency=result.concurrency, request_rate=result.request_rate),
@@ -289,16 +279,13 @@ def to_aiperf(result: Exchange) -> dict[str, Any]:
     return exported
 
 
-_AVG = {"mean": "avg"}
-
-
 def from_aiperf(exported: Mapping[str, Any]) -> Exchange:
     """Read the object of AIPerf's export; raises KeyError, TypeError or ValueError."""
     facts = {name: _at(exported, f"{theirs}.avg") for name, (theirs, _) in _AVERAGES.items()}
     for name in ("requests", "failures"):
         facts[name] = None if facts[name] is None else round(facts[name])
     latencies = {}
-    for name, theirs in _AIPERF.items():
+    for name, (_, theirs, _) in _LATENCIES.items():
         if values := exported.get(theirs):
             scale = {"ms": 1e-3, "s": 1, "sec": 1, "us": 1e-6, "ns": 1e-9}[values["unit"]]
             latencies[name] = _parts({**values, "mean": values.get("avg")}, scale)
@@ -308,7 +295,7 @@ def from_aiperf(exported: Mapping[str, Any]) -> Exchange:
         concurrency=_at(exported, "input_config.loadgen.concurrency"),
         request_rate=_at(exported, "input_config.loadgen.request_rate"),
         ended_at=_epoch(f"{ended}+00:00") if ended else None,
-        rates=_known(**{n: _at(exported, f"{theirs}.avg") for n, (_, _, theirs) in _RATES.items()}),
+        rates=_known(**{n: _at(exported, f"{theirs}.avg") for n, (_, theirs, _) in _RATES.items()}),
         latencies=latencies,
         **facts,
     )
@@ -337,7 +324,7 @@ def to_vllm(result: Exchange) -> dict[str, Any]:
             total_output_tokens=None if written is None else round(written * requests),
         ),
     }
-    exported |= {_VLLM_RATES[name]: value for name, value in result.rates.items()}
+    exported |= {_RATES[name][2]: value for name, value in result.rates.items()}
     for name, parts in result.latencies.items():
         exported |= {_vllm_key(name, part): value * 1000 for part, value in parts.items()}
     return exported
@@ -347,14 +334,14 @@ _DATE = "%Y%m%d-%H%M%S"
 
 
 def _vllm_key(name: str, part: str) -> str:
-    return f"{'median' if part == 'p50' else part}_{_VLLM[name]}_ms"
+    return f"{'median' if part == 'p50' else part}_{_LATENCIES[name][2]}_ms"
 
 
 def from_vllm(exported: Mapping[str, Any]) -> Exchange:
     """Read the object that ``vllm bench serve`` wrote; raises KeyError, TypeError or ValueError."""
     requests, date = int(exported["completed"]), exported.get("date")
     latencies = {}
-    for name in _VLLM:
+    for name in _LATENCIES:
         values = {part: exported.get(_vllm_key(name, part)) for part in _PARTS}
         if known := _parts(values, 1e-3):
             latencies[name] = known
@@ -371,7 +358,7 @@ def from_vllm(exported: Mapping[str, Any]) -> Exchange:
         failures=exported.get("failed", int(exported["num_prompts"]) - requests),
         duration_s=exported.get("duration"),
         ended_at=_epoch(ended),
-        rates={n: exported[key] for n, key in _VLLM_RATES.items() if key in exported},
+        rates={n: exported[key] for n, (_, _, key) in _RATES.items() if key in exported},
         latencies=latencies,
     )
 

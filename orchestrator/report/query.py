@@ -105,8 +105,8 @@ def query(results: Path, sql: str, runs: Sequence[str] = ()) -> Answer:
             connection.execute(statement)
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
-        for statement in connection.extract_statements(sql):
-            if (kind := statement.type.name) in _CHANGES:  # of the copy in memory alone
+        for asked in connection.extract_statements(sql):
+            if (kind := asked.type.name) in _CHANGES:  # of the copy in memory alone
                 raise QueryError(f"{kind} is refused: a query reads rows and changes none\n{HINT}")
         answer = connection.execute(sql)
         if answer is None or answer.description is None:
