@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 MOST = 12.0
 
 
@@ -50,3 +52,9 @@ def alive(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
+
+
+def commands_naming(*words: str) -> list[str]:
+    """Command lines, of all that runs on this machine, with these words in them."""
+    commands = (" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
+    return [command for command in commands if all(word in command for word in words)]

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from command_line import Nightgrid, started
-from patience import patience, until
+from patience import commands_naming, patience, until
 from refusing_proxy import refusing_proxy
 
 from orchestrator.analysis.replicates import join
@@ -88,19 +88,6 @@ class Run:
         assert self.process.stdout is not None
         self.output = self.process.stdout.read()
         return self.process.wait(patience(60))
-
-
-def processes_naming(text: str) -> list[str]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except (OSError, UnicodeDecodeError):
-                continue
-            if text in command:
-                found.append(command)
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +192,7 @@ def test_a_night_behind_a_proxy_asks_it_for_nothing_of_its_own(night: Night) -> 
 def test_a_run_goes_on_without_a_control_store(night: Night) -> None:
     told = [line for line in night.run.output.splitlines() if "what runs goes on" in line]
     assert len(told) <= 1 and all("control store has not answered" in line for line in told)
-    assert processes_naming(str(night.directory)) == []
+    assert commands_naming(str(night.directory)) == []
     assert not list(Path("/tmp").glob(f"ng-{night.run.process.pid}-*"))
 
 
@@ -264,7 +251,7 @@ def test_interrupts_end_a_run_in_order_and_leave_nothing_behind(
     states = sorted(row.state for row in rows if row.final)
     lost = states.count(State.LOST)
     assert lost in (1, 2) and states == [State.LOST] * lost + [State.NOT_STARTED] * (4 - lost)
-    assert processes_naming(str(tmp_path)) == []
+    assert commands_naming(str(tmp_path)) == []
     monkeypatch.chdir(tmp_path)
     plan = nightgrid(*["plan", "grid.yaml", "--emulate", "1x2:HPU", "--run", "stopped"])
     assert "4 run, 0 reuse, 0 skip" in plan.out

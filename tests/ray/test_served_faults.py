@@ -7,11 +7,10 @@ import os
 from collections import Counter
 from dataclasses import dataclass
 
-import psutil
 import pyarrow as pa
 import pytest
 from command_line import ROOT, started
-from patience import patience, until
+from patience import commands_naming, patience, until
 
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
@@ -120,8 +119,4 @@ def test_a_job_of_two_cards_has_two_servers_that_share_its_requests(night: Night
 
 
 def test_nothing_of_faulty_servers_is_left(night: Night) -> None:
-    def left() -> list[str]:
-        commands = (" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
-        return [command for command in commands if "faulty_server.py" in command]
-
-    assert until(lambda: not left(), 10), left()
+    assert until(lambda: not commands_naming("faulty_server.py"), 10)

@@ -305,19 +305,6 @@ def test_slots_lie_in_a_directory_of_this_user_alone(
         assert mine is None
 
 
-def test_the_environment_may_name_another_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "named.lock"
-    monkeypatch.setenv(cpu_slots.VARIABLE, str(path))
-    other = Taker(path, (0,))
-    with cpu_slot(OneCard(), 0, 1, (0,)):
-        other.queue(1)
-        assert waits(other)
-    assert has_slot(other)
-    other.end()
-
-
 def test_a_file_that_was_tidied_up_is_made_anew(tmp_path: Path) -> None:
     path = tmp_path / "slots.lock"
     first = Locks.of(path)

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from patience import alive, until
+from patience import alive, commands_naming, until
 
 from orchestrator.worker import orphans
 from orchestrator.worker.orphans import (
@@ -191,19 +191,8 @@ def test_a_killed_drivers_directory_is_cleared_up_by_its_guard(tmp_path: Path, h
         else:
             assert driver.stdout.readline() == "ended\n"
     assert until(lambda: not alive(agent) and not list(tmp_path.iterdir()), 30)
-    assert until(lambda: guards(tmp_path) == [], 30)
-
-
-def guards(base: Path) -> list[int]:
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (entry / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"orchestrator.worker.orphans" in words and str(base).encode() in words:
-            found.append(int(entry.name))
-    return found
+    guards = ("orchestrator.worker.orphans", str(tmp_path))
+    assert until(lambda: commands_naming(*guards) == [], 30)
 
 
 def test_a_number_that_came_back_is_another_process() -> None:
