@@ -371,16 +371,11 @@ class Claims:
             claim.placed.agent,
             calls=self.calls,
             clock=self.clock,
-            arrived=lambda batch: self._responded(claim, batch),
+            arrived=lambda batch: self.arrived(claim, batch),
             lost=lambda error: self.lose(claim, agent_failure(error)),
         )
         claim.joined = True
         self.report(NodeJoined(at=self.clock(), node=claim.node))
-
-    def _responded(self, claim: Claim, batch: ResponseBatch) -> None:
-        self.arrived(claim, batch)
-        if batch.server_gone:
-            self.lose(claim, node_lost("its spawner died"))
 
     def _failed(self, claim: Claim, what: str, error: BaseException) -> None:
         trouble = f"{claim.node.name}: {what}: {error_line(error)}"

@@ -39,7 +39,7 @@ from orchestrator.core.outcome import (
 from orchestrator.core.topology import Card
 from orchestrator.on_ray.agent import end_stale_actors
 from orchestrator.on_ray.channel import Calls
-from orchestrator.on_ray.claims import Claim, Claims
+from orchestrator.on_ray.claims import Claim, Claims, node_lost
 from orchestrator.on_ray.gcs import Gcs
 from orchestrator.on_ray.job_tasks import task_on_cards
 from orchestrator.on_ray.run_queue import RunQueue
@@ -555,6 +555,8 @@ class RayExecutor(WorkerPool):
                 for card in claim.node.cards
                 if card.index in batch.telemetry
             }
+        if batch.server_gone:
+            self.claims.lose(claim, node_lost("its spawner died"))
 
 
 def outcome_of(response: protocol.Ended, worker: Worker | None) -> RankOutcome | str:

@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+import psutil
+
 from orchestrator.core import readings
 from workloads.base import Collective
 from workloads.devices import host_device
@@ -231,7 +233,7 @@ def processor_reading(since: readings.ProcessorReading | None = None) -> reading
         at=at,
         ran_s=time.process_time(),
         threads=thread_times(Path("/proc/self/task")),
-        host=None if short else host_time(Path("/proc/stat")),
+        host=None if short else _host_time(),
     )
 
 
@@ -248,15 +250,14 @@ def thread_times(tasks: Path) -> dict[int, readings.ThreadTime] | None:
     return times if any(thread.ran_s for thread in times.values()) else None
 
 
-def host_time(file: Path) -> readings.HostTime | None:
-    """Busy and stolen time of all processors; None where the kernel does not count them."""
+def _host_time() -> readings.HostTime | None:
+    """Busy and stolen time of all processors; None where the kernel does not count them, as in
+    some sandboxes."""
     try:
-        words = file.read_bytes().partition(b"\n")[0].split()
-        user, nice, system, idle, waiting, interrupts, soft, stolen = map(int, words[1:9])
-        ticks = os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError):
-        return None
-    busy = user + nice + system + interrupts + soft
-    if not busy + idle + waiting:
-        return None  # as some sandboxes have it
-    return readings.HostTime(busy_s=busy / ticks, stolen_s=stolen / ticks)
+        times = psutil.cpu_times()
+        busy_s = times.user + times.nice + times.system + times.irq + times.softirq
+        if busy_s + times.idle + times.iowait:
+            return readings.HostTime(busy_s=busy_s, stolen_s=times.steal)
+    except (OSError, AttributeError):  # not Linux
+        pass
+    return None
