@@ -228,12 +228,10 @@ class ChaosCluster:
         for process in self.processes():
             with contextlib.suppress(OSError):
                 log = Path(os.readlink(f"/proc/{process.pid}/fd/1"))
-                if self._is_worker_log(log) and "-HPU" in log.name:
+                ours = log.parent == self.log_dir or log.is_relative_to(self.temp_dir)
+                if ours and "-HPU" in log.name:
                     found.append((log.name, process.pid))
         return sorted(found)
-
-    def _is_worker_log(self, log: Path) -> bool:
-        return log.parent == self.log_dir or log.is_relative_to(self.temp_dir)
 
     def held_cards(self) -> float:
         """Cards that Ray does not call free; it is asked for some seconds, since it hears late of

@@ -106,6 +106,16 @@ class Injector:
     def after(self, seconds: float, act: Callable[[], None]) -> None:
         self._later.append((time.monotonic() + seconds, act))
 
+    def lasting(self, fault: Fault, seconds: float, undo: Callable[[], None]) -> Fault:
+        """Have a fault end after so many seconds."""
+
+        def end() -> None:
+            undo()
+            fault.until = time.time()
+
+        self.after(seconds, end)
+        return fault
+
     # ------------------------------------------------------------ workers
 
     def _signal_worker(self, kind: str, number: signal.Signals) -> Fault | None:
@@ -218,11 +228,9 @@ class Injector:
         def go_on() -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-            fault.until = time.time()
             then()
 
-        self.after(seconds, go_on)
-        return fault
+        return self.lasting(fault, seconds, go_on)
 
     # ------------------------------------------------------------ disks, the driver and its clock
 
@@ -232,13 +240,7 @@ class Injector:
             return None
         fault = Fault(kind=kind, at=time.time())
         filler = fill(disk)
-
-        def empty() -> None:
-            filler.unlink(missing_ok=True)
-            fault.until = time.time()
-
-        self.after(FULL_S, empty)
-        return fault
+        return self.lasting(fault, FULL_S, lambda: filler.unlink(missing_ok=True))
 
     def _step_clock(self, kind: str) -> Fault | None:
         clock = self.drivers.clock
@@ -249,13 +251,7 @@ class Injector:
         offset = self.random.choice((STEP_S, -STEP_S))
         fault = Fault(kind=kind, at=time.time(), offset_s=offset, note=f"{offset:+d} s")
         clock.step(offset)
-
-        def back() -> None:
-            clock.step(0)
-            fault.until = time.time()
-
-        self.after(STEPPED_S, back)
-        return fault
+        return self.lasting(fault, STEPPED_S, lambda: clock.step(0))
 
     def _freeze_driver(self, kind: str) -> Fault | None:
         pid = self.drivers.working_pid()

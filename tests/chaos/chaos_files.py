@@ -240,10 +240,8 @@ class FileFaults:
             for name in planted:
                 if name.is_symlink():
                     name.unlink(missing_ok=True)
-            fault.until = time.time()
 
-        self.injector.after(LINKS_STAY_S, remove)
-        return fault
+        return self.injector.lasting(fault, LINKS_STAY_S, remove)
 
     def _plant(self, name: Path) -> bool:
         target = self.random.choice(self.canaries.targets)

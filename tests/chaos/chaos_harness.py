@@ -255,8 +255,8 @@ class Night:
         room again, the same command resumes."""
         full = disk_of(self.drivers.run) if kind == ON_A_FULL_DISK else None
         unfit = kind == ON_A_FULL_DISK and full is None
-        if unfit or not self.injector.is_calm or self._any_lasts():
-            return None  # on a full disk nobody starts a driver
+        if unfit or not self._may_kill():
+            return None
         filler = fill(full) if full is not None else None
         if filler is not None:
             time.sleep(FULL_BEFORE_KILL_S)
@@ -284,18 +284,16 @@ class Night:
         return fault
 
     def _kill_the_child(self) -> Fault | None:
-        if not self.injector.is_calm or self._any_lasts():
-            return None
-        pid = self.drivers.kill_child()
+        pid = self.drivers.kill_child() if self._may_kill() else None
         if pid is None:
             return None
         return Fault(kind="kill the driver under its supervisor", at=time.time(), pid=pid)
 
-    def _any_lasts(self) -> bool:
-        """Return whether a disk is full, or the driver is halted or has another time of day."""
-        return self.injector.lasts(
-            "fill the disk", "fill the log's disk", "freeze the driver", "step the clock"
-        )
+    def _may_kill(self) -> bool:
+        """Return whether all is there, no disk is full, and the driver is neither halted nor has
+        another time of day: on a full disk nobody starts a driver."""
+        lasting = ("fill the disk", "fill the log's disk", "freeze the driver", "step the clock")
+        return self.injector.is_calm and not self.injector.lasts(*lasting)
 
     # ------------------------------------------------------------ after
 
