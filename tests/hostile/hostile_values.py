@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -133,7 +132,7 @@ def damaged(random: Random, data: bytes) -> bytes:
     return bytes(changed)
 
 
-def value_of(random: Random, kind: pa.DataType, _: Any = None, *, depth: int = 0) -> Any:
+def value_of(random: Random, kind: pa.DataType, depth: int = 0) -> Any:
     """A value that an array of this type can hold, seldom a decent one."""
     if random.random() < 0.15:
         return None
@@ -154,12 +153,11 @@ def value_of(random: Random, kind: pa.DataType, _: Any = None, *, depth: int = 0
     count = random.choice([0, 1, 1, 2, 3, 200 if depth == 0 and random.random() < 0.1 else 1])
     if pa.types.is_map(kind):
         key, item = kind.key_type, kind.item_type
-        pair = partial(value_of, random, depth=1)
-        return [(pair(key) or "", pair(item)) for _ in range(count)]
+        return [(value_of(random, key, 1) or "", value_of(random, item, 1)) for _ in range(count)]
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return [value_of(random, kind.value_type, depth=depth + 1) for _ in range(count)]
+        return [value_of(random, kind.value_type, depth + 1) for _ in range(count)]
     if pa.types.is_struct(kind):
-        return {field.name: value_of(random, field.type, depth=depth + 1) for field in kind}
+        return {field.name: value_of(random, field.type, depth + 1) for field in kind}
     raise TypeError(f"no hostile value for {kind}; add one, since the schema has it now")
 
 
@@ -170,7 +168,7 @@ def nearby(random: Random, kind: pa.DataType, sound: Any) -> Any:
         at = random.randrange(len(changed))
         if pa.types.is_map(kind):
             key, _ = changed[at]
-            changed[at] = (key, value_of(random, kind.item_type, depth=1))
+            changed[at] = (key, value_of(random, kind.item_type, 1))
         else:
             changed[at] = nearby(random, kind.value_type, changed[at])
         return changed
@@ -275,9 +273,10 @@ def value(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
     field = table.schema.field(at)
     values = _plain(table, at)
     rows = range(len(values)) if random.random() < 0.3 else [random.randrange(len(values))]
-    draw = random.choice([nearby, nearby, value_of, lambda *_: None])
+    how = random.choice(["near", "near", "any", "null"])
     for row in rows:
-        values[row] = draw(random, field.type, values[row])
+        near, other = nearby(random, field.type, values[row]), value_of(random, field.type)
+        values[row] = {"near": near, "any": other, "null": None}[how]
     return _put(table, at, values), f"{field.name}={values[rows[0]]!r:.60}"
 
 
