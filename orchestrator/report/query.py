@@ -101,8 +101,8 @@ def query(results: Path, sql: str, runs: Sequence[str] = ()) -> Answer:
         connection.register("given", _naive(table))
         connection.execute("CREATE TABLE measurements AS SELECT * FROM given")
         connection.unregister("given")
-        for statement in _VIEWS.values():
-            connection.execute(statement)
+        for view in _VIEWS.values():
+            connection.execute(view)
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
         for asked in connection.extract_statements(sql):
