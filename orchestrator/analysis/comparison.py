@@ -82,8 +82,9 @@ RULES = (
         "flags",
         "a figure that was disturbed or cannot be true proves nothing",
         lambda _, raised: (
-            ", ".join(one.flag.name for one in raised if barred(raised) or bounded(raised))
-            or NO_FLAGS
+            ", ".join(one.flag.name for one in raised)
+            if barred(raised) or bounded(raised)
+            else NO_FLAGS
         ),
         only=NO_FLAGS,
     ),

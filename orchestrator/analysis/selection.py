@@ -82,19 +82,8 @@ def newest_final(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]
         if not row.final:
             continue
         known = newest.get(row.job_id)
-        if known is not None:
-            before = known[1]
-            newer = time >= known[0]
-            real = before if row.emulated else row
-            if row.emulated != before.emulated and real.state is State.SUCCEEDED:
-                replaces = real is row
-            elif newer:
-                replaces = supersedes(row.state, before.state)
-            else:
-                replaces = not supersedes(before.state, row.state)
-            if not replaces:
-                continue
-        newest[row.job_id] = (time, row)
+        if known is None or _stands_for(row, known[1], newer=time >= known[0]):
+            newest[row.job_id] = (time, row)
     return tuple(row for _, row in newest.values())
 
 
@@ -125,6 +114,15 @@ def by_content(rows: Sequence[Measurement]) -> tuple[Measurement, ...]:
         }
         result.append(replace(row, **names) if names else row)
     return tuple(result)
+
+
+def _stands_for(row: Measurement, other: Measurement, *, newer: bool) -> bool:
+    """Return whether ``row`` represents the job rather than ``other``."""
+    if row.emulated != other.emulated:
+        real = other if row.emulated else row
+        if real.state is State.SUCCEEDED:
+            return real is row
+    return supersedes(row.state, other.state) if newer else not supersedes(other.state, row.state)
 
 
 def settings_of(
