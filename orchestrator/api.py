@@ -43,6 +43,7 @@ from orchestrator.report.text import print_summary
 from orchestrator.report.wording import standing
 from orchestrator.store.codec import to_table
 from orchestrator.store.files import default_address
+from orchestrator.store.schema import TIMES
 from orchestrator.store.store import Store, find_run
 from orchestrator.util import output
 from orchestrator.watch.plan_text import print_plan, summary_lines
@@ -62,10 +63,6 @@ class Best(NamedTuple):
     label: str  # its settings that differ from others', as the report has them
     verdict: str  # "clear winner", "tied", "not known" or "alone"
     reason: str  # the verdict in the report's words
-
-
-#: Columns of ``records`` with seconds since the epoch.
-TIMES = {"recorded_at", "started_at", "ended_at"}
 
 
 def load(
@@ -147,7 +144,7 @@ class Run:
         pandas."""
         pandas = _library("pandas")
         frame = pandas.DataFrame(self.records(every=every))
-        for name in TIMES & set(frame.columns):
+        for name in set(frame.columns).intersection(TIMES):
             frame[name] = pandas.to_datetime(frame[name], unit="s", utc=True)
         return frame
 
@@ -158,7 +155,7 @@ class Run:
         frame = polars.DataFrame(self.records(every=every), infer_schema_length=None, strict=False)
         times = [
             polars.from_epoch(polars.col(name) * 1e6, "us").dt.replace_time_zone("UTC")
-            for name in TIMES & set(frame.columns)
+            for name in set(frame.columns).intersection(TIMES)
         ]
         return frame.with_columns(times)
 

@@ -20,7 +20,7 @@ def add_completion_arguments(parser: argparse.ArgumentParser) -> None:
     It completes commands, options, their choices, grid files, and names of runs in --results,
     $NIGHTGRID_RESULTS or ./results. Make it anew after an update of Nightgrid.
     """
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="which shell")
+    parser.add_argument("shell", choices=SHELLS, help="which shell")
 
 
 def run_completion(args: argparse.Namespace) -> int:

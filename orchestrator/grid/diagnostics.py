@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from orchestrator.core.errors import Problem
-from orchestrator.core.job import Accelerator, Job, Parameters, Scalar
+from orchestrator.core.job import Accelerator, Job, Parameters
 from orchestrator.core.topology import Node, legal_card_sets
 from orchestrator.grid.vocabulary import FIELD_NAMES, Vocabulary, explain, shown, suggestion
 from orchestrator.grid.yaml import MAX_PROBLEMS, Document, Path_
@@ -140,10 +140,10 @@ class Findings:
         """Return whether there are more problems than anybody reads."""
         return len(self.problems) >= MAX_PROBLEMS
 
-    def renamed(self, path: Path_, name: str, old: Scalar, new: Scalar) -> None:
-        """Note that the grid says a value by the name that an earlier version gave it."""
+    def note_old_name(self, path: Path_, note: str) -> None:
+        """Note what an earlier version called otherwise, or had."""
         line, _ = self.document.position(path)
-        self.old_names[f"line {line}: `{name}: {old}` is called `{name}: {new}` now"] = None
+        self.old_names[f"line {line}: {note}"] = None
 
     def without_removed(self, part: Any, path: Path_ = ()) -> Any:
         """Drop settings of earlier versions: a default value is noted, others are problems."""
@@ -158,8 +158,7 @@ class Findings:
             if declared is None:
                 left[name] = self.without_removed(value, place)
             elif all(map(declared.is_default, value if isinstance(value, list) else [value])):
-                line, _ = self.document.position(place)
-                self.old_names[f"line {line}: `{name}` was removed; leave it out"] = None
+                self.note_old_name(place, f"`{name}` was removed; leave it out")
             else:
                 self.complain(place, f"`{name}` was removed", declared.instead, key=True)
         return left

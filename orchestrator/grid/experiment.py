@@ -245,7 +245,8 @@ class ExperimentReader:
             return []
         called_now = self.vocabulary.renamed(self.workload, name, value)
         if called_now is not value:
-            self.findings.renamed(path, name, value, called_now)
+            note = f"`{name}: {value}` is called `{name}: {called_now}` now"
+            self.findings.note_old_name(path, note)
         made, fault = self.vocabulary.check(self.workload, name, called_now)
         if fault is not None:
             hint = fault.hint

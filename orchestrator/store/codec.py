@@ -75,6 +75,11 @@ def _conversion(record: type, name: str) -> _Convert:
     kind, optional, _, doc = schema.rules_of(record)[name]
     items = typing.get_args(kind)
 
+    def set_aside(what: str, odd: list[str]) -> None:
+        if not optional:
+            raise StoreError(f"{what}, not in its range: {doc.allowed}")
+        odd.append(what)
+
     def number(value: Any, odd: list[str]) -> Any:
         if type(value) not in (int, float):
             value = kind(_real(value))
@@ -82,9 +87,7 @@ def _conversion(record: type, name: str) -> _Convert:
             raise TypeError(value)
         if doc.allowed.admits(value):
             return round(value * 1_000_000) if name in schema.TIMES else value
-        if not optional:
-            raise StoreError(f"{name} is {value!r:.40}, not in its range: {doc.allowed}")
-        odd.append(f"{name}={value!r:.40}")
+        set_aside(f"{name}={value!r:.40}", odd)
         return None
 
     def numbers(values: Any, odd: list[str]) -> Any:
@@ -92,10 +95,7 @@ def _conversion(record: type, name: str) -> _Convert:
         ends = [min(values), max(values)] if values else []
         if all(map(doc.allowed.admits, ends)) and not any(map(math.isnan, values)):
             return values
-        what = f"{name} from {ends[0]!r:.40} to {ends[1]!r:.40}"
-        if not optional:
-            raise StoreError(f"{what}, not in its range: {doc.allowed}")
-        odd.append(what)
+        set_aside(f"{name} from {ends[0]!r:.40} to {ends[1]!r:.40}", odd)
         return None
 
     def plain(value: Any, _: list[str]) -> Any:
