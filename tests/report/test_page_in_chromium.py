@@ -110,7 +110,6 @@ def test_every_point_and_span_is_drawn_and_leads_to_its_row_as_a_cell_does(
         ("#timeline .spans rect", "attempt 1\ngpu-1/GPU0"),
         (".heat-map .first", "±"),
     ):
-        browser.evaluate("scrollTo(0, 0)")
         x, y = centre(browser, mark)
         browser.mouse("Moved", x, y)
         browser.settle()
