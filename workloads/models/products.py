@@ -190,11 +190,17 @@ def find_calibration(name: str) -> Calibration:
         return Calibration(
             ranges=root / name / RANGES, graph=str(origin["measured"]), origin=origin
         )
-    there = sorted(file.parent.name for file in root.glob(f"*/{ORIGIN}"))
+    raise no_product("calibration", name, ORIGIN)
+
+
+def no_product(kind: str, name: str, file: str) -> DataMissing:
+    """Return the error for a product that is not here; those that are here have a ``file``."""
+    root, (variable, _) = product_root(kind), PRODUCT_ROOTS[kind]
+    there = sorted(one.parent.name for one in root.glob(f"*/{file}"))
     close = difflib.get_close_matches(name, there, n=2, cutoff=0.5)
-    known = f"; did you mean {' or '.join(close)}?" if close else "."
-    raise DataMissing(
-        f"no calibration {name!r} in {root} on this machine{known} A job of "
-        f"onnx-calibration keeps one with save_calibration: {name}; nodes without shared "
-        "storage need NIGHTGRID_CALIBRATIONS on storage that all of them see"
+    known = f"did you mean {' or '.join(close)}?" if close else f"there is: {', '.join(there)}"
+    return DataMissing(
+        f"no {kind} {name!r} in {root} on this machine{'; ' + known if there else ''}. A job keeps "
+        f"one with save_{kind}: {name}; nodes without shared storage need {variable} on storage "
+        "that all of them see"
     )

@@ -15,7 +15,6 @@ the original layout splits the fused layer (``split_fused``): every engine train
 from __future__ import annotations
 
 import copy
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from workloads.base import BadConfiguration, DataMissing, Unsupported
 from workloads.inspection.checkpoints import refuse_odd_files
-from workloads.models.products import product_root, save_product
+from workloads.models.products import no_product, product_root, save_product
 
 if TYPE_CHECKING:
     import torch
@@ -38,14 +37,7 @@ def find_adapter(name: str) -> Path:
         if (directory / CONFIG).is_file():
             refuse_odd_files(directory, directory.stat().st_mtime_ns)
             return directory
-    there = sorted(file.parent.name for file in root.glob(f"*/{CONFIG}"))
-    close = difflib.get_close_matches(name, there, n=2, cutoff=0.5)
-    known = f"did you mean {' or '.join(close)}?" if close else f"there is: {', '.join(there)}"
-    raise DataMissing(
-        f"no adapter {name!r} in {root} on this machine, and no directory of that name"
-        f"{'; ' + known if there else ''}. A fine-tuning job keeps one with save_adapter: {name}; "
-        "nodes without shared storage need NIGHTGRID_ADAPTERS on storage that all of them see"
-    )
+    raise no_product("adapter", name, CONFIG)
 
 
 def save_adapter(model: Any, name: str, origin: Mapping[str, Any]) -> Path:
