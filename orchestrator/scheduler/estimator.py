@@ -16,9 +16,8 @@ from math import ceil, exp, log
 from statistics import median
 from typing import Any
 
-from orchestrator.core.job import Accelerator, Job, State
+from orchestrator.core.job import Job, State
 from orchestrator.core.plan import PastRow, Span
-from workloads.base import MeasureSettings
 
 # Work of a job on a nominal device: a repeat calls the model so often, for so many positions; a
 # call costs its launch, the reading of all parameters and its arithmetic (two operations a
@@ -57,9 +56,7 @@ class Device:
 PROCESSOR, CARD = Device(0.015, 2e9, 4.4e10), Device(0.01, 1e12, 3e13)
 
 
-def repeat_of(
-    workload: str, settings: Mapping[str, Any], batch_size: int, cards: int
-) -> tuple[float, float]:
+def repeat_of(settings: Mapping[str, Any], batch_size: int, cards: int) -> tuple[float, float]:
     """Calls of the model in one repeat, and positions that a card computes in it."""
 
     def setting(name: str, usual: int) -> int:
@@ -89,41 +86,6 @@ def repeat_of(
     steps = 3 * setting("steps", USUAL_STEPS)  # backward costs two forward passes
     length = min(setting("max_length", 512), 2 * USUAL_POSITIONS)
     return steps, steps * batch_size * setting("gradient_accumulation", 1) * length
-
-
-def nominal_s(
-    workload: str,
-    accelerator: Accelerator,
-    settings: Mapping[str, Any],
-    measure: MeasureSettings,
-    *,
-    batch_size: int | None,
-    cards: int = 1,
-    parameters: int | None = None,
-    emulated: bool = False,
-) -> float:
-    """Seconds of an attempt without loading, on a nominal device; ``batch_size`` None: searched."""
-    size = batch_size or USUAL_BATCH
-    calls, positions = repeat_of(workload, settings, size, cards)
-    device = PROCESSOR if emulated or accelerator.spec.host else CARD
-    count = parameters or USUAL_PARAMETERS
-    call_s = device.call_s + count / device.parameters_per_s
-    repeat_s = calls * call_s + 2 * count * positions / device.operations_per_s
-    # Emulated cards of a gang take turns on their host's processors, in their imports too.
-    ranks = cards if emulated else 1
-    trains = "learning_rate" in settings
-    if trains or workload in ONCE or settings.get("images") is not None:  # it is not repeated
-        warmup = measure.warmup / (settings.get("steps") or USUAL_STEPS) if trains else 0.0
-        passes = 1.0 + warmup
-        fixed_s = TRAINING_FIXED_S if trains else FIXED_S
-        once_s = min(passes * repeat_s, max(measure.time_limit_s, repeat_s / max(1, calls)))
-        return ranks * (fixed_s + once_s)
-    repeats = max(measure.min_repeats, min(USUAL_REPEATS, measure.max_repeats))
-    # A batch that has begun is finished; a warm-up pass is not cut before its own limit.
-    timed_s = min(repeats * repeat_s, max(measure.time_limit_s, repeat_s / max(1.0, calls)))
-    warmup_s = min(WARMUP_REPEATS * repeat_s, measure.warmup_limit_s) if measure.warmup else 0.0
-    fixed_s = SERVING_FIXED_S if "concurrency" in settings else FIXED_S
-    return ranks * (fixed_s + warmup_s + max(timed_s, measure.least_s))
 
 
 #: Prior for loading a model when nothing is known, seconds.
@@ -295,16 +257,30 @@ class Estimator:
                 yield distance, nominal_s * _median(factors)
 
     def _nominal_s(self, known: Job | PastRow, size: int | None) -> float:
-        return nominal_s(
-            known.workload,
-            known.accelerator,
-            dict(known.parameters),
-            known.measure,
-            batch_size=size,
-            cards=known.cards,
-            parameters=self.parameters_of(known.model),
-            emulated=self.emulated,
-        )
+        """Seconds of an attempt without loading, on a nominal device; ``size`` None: searched."""
+        settings: Mapping[str, Any] = dict(known.parameters)
+        measure = known.measure
+        calls, positions = repeat_of(settings, size or USUAL_BATCH, known.cards)
+        device = PROCESSOR if self.emulated or known.accelerator.spec.host else CARD
+        count = self.parameters_of(known.model) or USUAL_PARAMETERS
+        call_s = device.call_s + count / device.parameters_per_s
+        repeat_s = calls * call_s + 2 * count * positions / device.operations_per_s
+        # Emulated cards of a gang take turns on their host's processors, in their imports too.
+        ranks = known.cards if self.emulated else 1
+        # A batch that has begun is finished.
+        most_s = max(measure.time_limit_s, repeat_s / max(1, calls))
+        trains = "learning_rate" in settings
+        if trains or known.workload in ONCE or settings.get("images") is not None:  # no repeats
+            steps = settings.get("steps") or USUAL_STEPS
+            passes = 1.0 + (measure.warmup / steps if trains else 0.0)
+            fixed_s = TRAINING_FIXED_S if trains else FIXED_S
+            return ranks * (fixed_s + min(passes * repeat_s, most_s))
+        repeats = max(measure.min_repeats, min(USUAL_REPEATS, measure.max_repeats))
+        # A warm-up pass is not cut before its own limit.
+        warmup_s = min(WARMUP_REPEATS * repeat_s, measure.warmup_limit_s) if measure.warmup else 0.0
+        fixed_s = SERVING_FIXED_S if "concurrency" in settings else FIXED_S
+        timed_s = max(min(repeats * repeat_s, most_s), measure.least_s)
+        return ranks * (fixed_s + warmup_s + timed_s)
 
     def _load_s(self, job_id: str, known: Job | PastRow) -> float:
         for key in _loading(job_id, known):

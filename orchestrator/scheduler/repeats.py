@@ -87,12 +87,13 @@ class Repeats:
             if pool.has_set(record.width, lambda slot: slot.usable):
                 yield record
 
-    def prove(self, record: JobState) -> None:
+    def prove(self, record: JobState) -> JobState:
         """Have a winner measured in a fresh process, and if possible on other cards than before."""
         self._why[record.job_id] = WON
         record.send_elsewhere("card", sorted(record.cell_cards))
         record.warm = False
         record.expect(record.estimate)
+        return record
 
     def begin(self, record: JobState) -> None:
         """Queue a repeat."""
@@ -187,9 +188,9 @@ class OrderedJobs:
         return self._governed
 
     def winners(self, pool: Pool) -> Iterator[JobState]:
-        """Take the winners of this kind of card that are yet to be measured again: last, once
-        nothing else is left to do, and each once."""
-        if self._order is None or self.held or pool.unfinished.total():
+        """Take the winners of this kind of card that are yet to be measured again, each once; to be
+        asked when nothing else is left to do."""
+        if self._order is None or self.held:
             return
         for job_id in self._order.winners():
             record = self._records.get(job_id)
@@ -198,7 +199,8 @@ class OrderedJobs:
             done = record.pool is pool and record.phase is Phase.DONE
             if done and record.job.measure.repeat_flagged:
                 self._measured_again.add(job_id)
-                yield record
+                if pool.has_set(record.width, lambda slot: slot.usable):
+                    yield record
 
     def go_on(self, pools: Mapping[Accelerator, Pool], ledger: Ledger) -> None:
         """Queue the next jobs, or end those that are left."""

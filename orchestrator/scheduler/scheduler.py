@@ -9,7 +9,7 @@ moves on that clock when it is set (``ClockSet``). ``driver/loop.py`` and ``simu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from math import inf
 
@@ -289,21 +289,15 @@ class Schedule:
     def _repeat_next(self, pool: Pool) -> bool:
         """Queue the flagged row that is most worth a repeat, if nothing else waits; a winner if
         nothing else is left."""
-        for record in chain(self._repeats.worthwhile(pool), self._winners(pool)):
+        idle = not any(other.unfinished.total() for other in self.pools.values())
+        winners = self._ordered.winners(pool) if idle else ()
+        for record in chain(self._repeats.worthwhile(pool), map(self._repeats.prove, winners)):
             record.expect(self._estimates.estimate(record.job))
             if self._ledger.now + record.cold_s <= self._ledger.work_until:
                 self._repeats.begin(record)
                 self._deadline.watch(record)
                 return True
         return False
-
-    def _winners(self, pool: Pool) -> Iterator[JobState]:
-        if any(other.unfinished.total() for other in self.pools.values()):
-            return
-        for record in self._ordered.winners(pool):
-            if pool.has_set(record.width, lambda slot: slot.usable):
-                self._repeats.prove(record)
-                yield record
 
     def _settle_needs(self) -> None:
         """Queue the dependents of ended jobs, or end them as well."""
