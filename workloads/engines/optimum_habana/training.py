@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from torch.utils.data import default_collate
 from transformers import TrainerCallback
 
 from workloads.base import (
@@ -81,12 +82,9 @@ class Rows(torch.utils.data.Dataset[Row]):
     def batch(self, step: int, rank: int) -> Row:
         """A card's tensors of a step, each [rows, positions]."""
         first = step * self._at_once + rank * self._data.batch_size
-        return stacked([self[place] for place in range(first, first + self._data.batch_size)])
-
-
-def stacked(rows: Sequence[Row]) -> Row:
-    """Rows as one batch."""
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+        places = range(first, first + self._data.batch_size)
+        whole: Row = default_collate([self[place] for place in places])
+        return whole
 
 
 class Steps(TrainerCallback):  # type: ignore[misc]
@@ -300,7 +298,7 @@ def _run(request: Request, context: JobContext) -> Result:
                 disable_tqdm=True,
             ),
             train_dataset=rows,
-            data_collator=stacked,
+            data_collator=default_collate,
             callbacks=[steps, *([Checkpointing()] if checkpointed else [])],
         )
         if trainer.args.world_size != cards:
