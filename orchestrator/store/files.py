@@ -1,26 +1,4 @@
-"""Names of a run's files, and the location of results.
-
-<results>/<run>/rows/*.parquet    the rows; open them with pyarrow, pandas, DuckDB or Polars
-<results>/<run>/rows/.rows-*      rows of the last seconds, until they are Parquet (``log.py``)
-<results>/<run>/quarantine/       what was found damaged, kept for a look
-<results>/<run>/logs/             what worker processes print
-<results>/<run>/grid.yaml         the grid file as it was read
-<results>/<run>/options.json      options that `nightgrid run --resume` restores, with the seed of
-                                  the order of replicates
-<results>/<run>/revisions.json    hub commits of the grid's names at the start, kept on resume
-<results>/<run>/passports.parquet card checks: how fast each card was (``history.py``)
-<results>/<run>/predictions.parquet   figures of cells that were not measured (``history.py``)
-<results>/<run>/status.json       what the run does now
-<results>/<run>/report.html       the report
-<results>/<run>/answer-*.yaml     of each answer to a question, the grid of its one job
-<results>/<run>/trace-*.json.gz   of each attempt with `profile: true`, two steps for Perfetto
-<results>/<run>/requests/*.arrow  of each attempt of `workload: serving`, every request of its load
-<results>/<run>/stop.json         a request to end the run
-<results>/<run>/fetched.json      of a copy that `nightgrid fetch` made: of which run, from where
-<results>/<run>/driver.lock       who writes; there is one writer (``lock.py``)
-<results>/<run>/begun.log         attempt journal: rows of attempts if the driver dies (``log.py``)
-<results>/<run>/.reserve          room that is given up for status and report on a full disk
-<results>/<run>/run.id            marks a driver's processes (``identity.py``)
+"""Names of a run's files, which lie in RESULTS/RUN, and the location of results.
 
 The default is ``./results``, or in a Ray job, whose working directory Ray deletes, the home
 directory of the driver's node. ``NIGHTGRID_RESULTS`` overrides it; the address of an object store
@@ -42,27 +20,28 @@ from orchestrator.store import disk
 from orchestrator.util.host import variable_in
 from workloads.util import files
 
-ROWS = "rows"
-QUARANTINE = "quarantine"
-LOGS = "logs"
-GRID = "grid.yaml"
-OPTIONS = "options.json"
-REVISIONS = "revisions.json"
-CARD_CHECKS = "passports.parquet"
-PREDICTIONS = "predictions.parquet"
-STATUS = "status.json"
+ROWS = "rows"  # *.parquet, and .rows-* of the last seconds until they are Parquet (``log.py``)
+QUARANTINE = "quarantine"  # what was found damaged, kept for a look
+LOGS = "logs"  # what worker processes print
+REQUESTS = "requests"  # *.arrow: of each attempt of `workload: serving`, all requests of its load
+GRID = "grid.yaml"  # the grid file as it was read
+OPTIONS = "options.json"  # what `nightgrid run --resume` restores, with the order of replicates
+REVISIONS = "revisions.json"  # hub commits of the grid's names at the start, kept on resume
+CARD_CHECKS = "passports.parquet"  # how fast each card was (``history.py``)
+PREDICTIONS = "predictions.parquet"  # figures of cells that were not measured (``history.py``)
+STATUS = "status.json"  # what the run does now
 REPORT = "report.html"
-STOP = "stop.json"
-FETCHED = "fetched.json"
-LOCK = "driver.lock"
+STOP = "stop.json"  # a request to end the run
+FETCHED = "fetched.json"  # of a copy that `nightgrid fetch` made: of which run, from where
+LOCK = "driver.lock"  # who writes; there is one writer (``lock.py``)
 LOCK_GUARD = ".driver.lock.guard"
-JOURNAL = "begun.log"
-RESERVE = ".reserve"
-RUN_ID = "run.id"
+JOURNAL = "begun.log"  # attempt journal: rows of attempts if the driver dies (``log.py``)
+RESERVE = ".reserve"  # room that is given up for status and report on a full disk
+RUN_ID = "run.id"  # marks a driver's processes (``identity.py``)
 
 
 def answer_file(number: int) -> str:
-    """Name of the grid of the answer to a question, from 1."""
+    """Name of the grid of the one job that answers a question, from 1."""
     return f"answer-{number}.yaml"
 
 
@@ -70,12 +49,8 @@ _TRACE = re.compile(r"trace-[A-Za-z0-9._-]{1,200}\.json\.gz")
 
 
 def trace_of(attempt_id: str) -> str:
-    """Name of the file with an attempt's trace."""
+    """Name of the file with two steps of an attempt with `profile: true`, for Perfetto."""
     return f"trace-{attempt_id}.json.gz"
-
-
-#: Folder of request tables.
-REQUESTS = "requests"
 
 
 def requests_of(attempt_id: str) -> str:

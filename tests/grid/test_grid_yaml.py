@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -54,25 +53,22 @@ def test_numbers_no_setting_can_have_are_refused(text: str) -> None:
         resolve(text)
 
 
-def test_positions_of_keys_values_and_items() -> None:
-    document = grid_yaml.parse("ü: 1\nlist:\n  - {k: [x, yy]}\n".encode(), "g.yaml")
-    assert document.position(("ü",)) == (1, 4)
-    assert document.position(("list",), key=True) == (2, 1)
-    assert document.position(("list", 0, "k", 1)) == (3, 13)
-    assert document.position(("list", 0, "k"), key=True) == (3, 6)
-
-
-def test_the_position_of_what_is_not_there_is_that_of_its_parent() -> None:
-    document = grid_yaml.parse(b"a:\n  - b: 1\n", "g.yaml")
-    assert document.position(("a", 0, "c")) == (2, 5)
-    assert document.position(("a", 7)) == (2, 3)
-
-
-def test_an_alias_stands_where_it_is_written_and_its_content_where_that_is() -> None:
-    document = grid_yaml.parse(b"a: &x [1, 2]\nb: *x\n", "g.yaml")
-    assert document.data == {"a": [1, 2], "b": [1, 2]}
-    assert document.position(("b",)) == (2, 4)
-    assert document.position(("b", 1)) == (1, 11)
+@pytest.mark.parametrize(
+    ("text", "path", "key", "place"),
+    [
+        ("ü: 1\nlist:\n  - {k: [x, yy]}\n", ("ü",), False, (1, 4)),
+        ("ü: 1\nlist:\n  - {k: [x, yy]}\n", ("list",), True, (2, 1)),
+        ("ü: 1\nlist:\n  - {k: [x, yy]}\n", ("list", 0, "k", 1), False, (3, 13)),
+        ("ü: 1\nlist:\n  - {k: [x, yy]}\n", ("list", 0, "k"), True, (3, 6)),
+        # What is not there stands where its parent does, an alias where it is written.
+        ("a:\n  - b: 1\n", ("a", 0, "c"), False, (2, 5)),
+        ("a:\n  - b: 1\n", ("a", 7), False, (2, 3)),
+        ("a: &x [1, 2]\nb: *x\n", ("b",), False, (2, 4)),
+        ("a: &x [1, 2]\nb: *x\n", ("b", 1), False, (1, 11)),
+    ],
+)
+def test_positions_of_keys_values_and_items(text, path, key, place) -> None:
+    assert grid_yaml.parse(text.encode(), "g.yaml").position(path, key=key) == place
 
 
 def test_all_problems_of_the_composer_are_collected() -> None:
@@ -96,10 +92,6 @@ def test_json_may_be_indented_with_tabs(start: str) -> None:
     assert text.splitlines()[line - 1][column - 1] == "2"
 
 
-def test_a_tab_between_words_is_only_space() -> None:
-    assert grid_yaml.parse(b"a:\t1\t# note\n", "g.yaml").data == {"a": 1}
-
-
 def test_a_binary_file_is_told_in_a_few_lines() -> None:
     found = problems(b"\x01\x02" * 5000)
     assert len(found) == grid_yaml.MAX_PROBLEMS_OF_TEXT + 1
@@ -109,22 +101,6 @@ def test_a_binary_file_is_told_in_a_few_lines() -> None:
 def test_control_characters_cannot_hide_in_escapes() -> None:
     """A quoted "\\0" would be a NUL in a file name."""
     assert problems(b'a: "x\\0y"\n') == [(1, 4, "text with the control character U+0000")]
-
-
-def test_a_file_over_the_limit_is_refused_unread(tmp_path: Path) -> None:
-    path = tmp_path / "big.yaml"
-    path.write_bytes(b"#" * (grid_yaml.MAX_FILE_BYTES + 1))
-    with pytest.raises(GridError, match="larger than 4 MiB"):
-        grid_yaml.read(path)
-
-
-def test_what_is_no_file_is_said_plainly(tmp_path: Path) -> None:
-    with pytest.raises(GridError, match=r"none\.yaml: cannot be read: No such file"):
-        grid_yaml.read(tmp_path / "none.yaml")
-    with pytest.raises(GridError, match="it is a directory"):
-        grid_yaml.read(tmp_path)
-    with pytest.raises(GridError, match="not a file name"):
-        grid_yaml.read("a\0b")
 
 
 def test_windows_line_ends_change_nothing() -> None:

@@ -26,7 +26,7 @@ from orchestrator.store import files as run_files
 from orchestrator.store import store as store_module
 from orchestrator.store.codec import to_table
 from orchestrator.store.files import default_results_dir, inside_ray_job
-from orchestrator.store.reader import file_name, runs
+from orchestrator.store.reader import file_name
 from orchestrator.store.schema import schema
 from orchestrator.store.store import Store
 
@@ -79,16 +79,6 @@ def test_damaged_rows_written_together_use_up_the_attempt_numbers_of_all(tmp_pat
     with Store(tmp_path, "night") as store:
         ids = [row(1).job_id, row(5).job_id]
         assert store.attempts_set_aside(ids) == dict.fromkeys(ids, 7)
-
-
-def test_a_run_that_must_exist_is_looked_for(tmp_path: Path) -> None:
-    filled(tmp_path, 1)
-    assert Store.existing(tmp_path, "night").measurements()
-    assert runs(tmp_path) == ["night"]
-    with pytest.raises(StoreError, match=r"no run 'nigth' .*Newest first:\n    night"):
-        Store.existing(tmp_path, "nigth")
-    with pytest.raises(StoreError, match="there is no directory"):
-        Store.existing(tmp_path / "nowhere", "night")
 
 
 def test_writing_needs_the_lock(tmp_path: Path) -> None:
