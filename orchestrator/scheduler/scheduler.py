@@ -218,10 +218,18 @@ class Schedule:
         for pool in self.pools.values():
             for record in self._repeats.in_the_way(pool):
                 ledger.end_unrun(record, State.NOT_STARTED, "others wait")
-        if not waits:
-            # Only after every end of this moment: what is left without work may be repeated.
-            self._assign()
-            self._stops.finish_if_done()
+        if waits:
+            return
+        # Only after every end of this moment: what is left without work may be repeated.
+        for pool in self.pools.values() if not ledger.stopping else ():
+            again = True
+            while again:
+                look = pool.placement.assign()
+                if look is not None and (self._next_look is None or self._next_look <= ledger.now):
+                    self._next_look = look
+                    ledger.give(events.Wake(at=look))
+                again = self._repeat_next(pool)
+        self._stops.finish_if_done()
 
     def _node_joined(self, node: Node) -> None:
         self._node_left(node.node_id, "its node came back as a new one")  # if it was here before
@@ -274,17 +282,6 @@ class Schedule:
         elif outcome.state is not State.LOST:
             reason = "came after the attempt was given up or had ended; not counted"
             self._ledger.row(record, outcome.state, reason, attempt, outcome)
-
-    def _assign(self) -> None:
-        now = self._ledger.now
-        for pool in self.pools.values() if not self._ledger.stopping else ():
-            again = True
-            while again:
-                look = pool.placement.assign()
-                if look is not None and (self._next_look is None or self._next_look <= now):
-                    self._next_look = look
-                    self._ledger.give(events.Wake(at=look))
-                again = self._repeat_next(pool)
 
     def _repeat_next(self, pool: Pool) -> bool:
         """Queue the flagged row that is most worth a repeat, if nothing else waits; a winner if

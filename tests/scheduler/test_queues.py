@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import job
@@ -82,11 +81,3 @@ def test_sums_are_those_of_what_waits(
                 waiting.remove(chosen)
                 assert pending.take(chosen) is chosen
         check(pending, waiting)
-
-
-def test_a_job_that_waits_elsewhere_is_not_taken() -> None:
-    here, elsewhere = PendingJobs(), PendingJobs()
-    this = record(0, (2, "warm", True, 5, 0))
-    here.push(this)
-    with pytest.raises(ValueError, match="does not wait in this queue"):
-        elsewhere.take(this)

@@ -70,16 +70,6 @@ def test_starts_and_loads_are_paid_as_often_as_they_happen(
     assert len(jobs) > 1 or (result.workers, result.bound_s) == (1, 110)
 
 
-def test_one_seed_is_one_history() -> None:
-    def play(seed: int) -> SimulationResult:
-        faults = Faults.at_rate(0.1, node_losses=(300.0,))
-        settings = SimulationSettings(seed=seed, faults=faults)
-        return simulate(mixed(60), nodes(3), Spread(), settings=settings)
-
-    assert play(5) == play(5)
-    assert play(5) != play(6)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_no_schedule_beats_the_bound(seed: int) -> None:
