@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import tempfile
@@ -45,7 +44,6 @@ HARMLESS: dict[str, tuple[str, Callable[[Records], bytes]]] = {
         ".json",
         lambda r: json.dumps({"n": 1, "data": r}, indent=1).encode(),
     ),
-    "compressed": (".jsonl.gz", lambda r: gzip.compress(lines(r))),
     "upper case": (".JSONL", lines),
     "columns in another order": (".jsonl", lambda r: lines([dict(reversed(o.items())) for o in r])),
     "more columns": (".jsonl", lambda r: lines([{"id": n, **one} for n, one in enumerate(r)])),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
 import re
 import time
 import xml.etree.ElementTree as ElementTree
@@ -158,14 +157,6 @@ def test_a_tokenizer_that_cannot_be_read_is_no_reason_to_refuse(tmp_path: Path) 
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     prompt = describe_model(str(tmp_path)).prompt
     assert prompt.layout == "unknown" and "cannot be read" in prompt.note
-
-
-@pytest.mark.slow
-def test_a_picture_does_not_take_the_place_of_a_pipe(tmp_path, nightgrid) -> None:
-    svg = tmp_path / "model.svg"
-    os.mkfifo(svg)
-    error = nightgrid("describe", "tiny-chatglm3", "--svg", svg, code=4).err
-    assert "not a regular file" in error and svg.is_fifo()
 
 
 def test_the_slide_has_the_picture_and_lies_within_its_edges(six_billion, tmp_path, nightgrid):
