@@ -189,7 +189,6 @@ FOREIGN: dict[str, Callable[[Path], bytes]] = {
     "a version that is no number": lambda r: foreign(
         real_table(r), {b"nightgrid.schema_version": b"one"}
     ),
-    "a version below any": lambda r: foreign(real_table(r), {b"nightgrid.schema_version": b"-1"}),
     "a state that is none": lambda r: _with(r, "state", pa.array(["SUCEEDED"])),
     "text for numbers": lambda r: _with(r, "batch_size", pa.array(["many"])),
     "parameters 5,000 deep": lambda r: _with(r, "parameters", _parameter("[" * 5000 + "]" * 5000)),
@@ -203,7 +202,6 @@ FOREIGN: dict[str, Callable[[Path], bytes]] = {
         ),
         real_table(r).schema.metadata,
     ),
-    "Arrow": lambda _: b"ARROW1" + bytes(100),
     "600,000 samples in a few bytes": lambda r: _with(r, "samples", _many_samples(r)),
     "not Parquet": lambda _: b"PAR1" + os.urandom(100) + b"PAR1",
 }
