@@ -167,7 +167,11 @@ def read_rows(
         look = Rows(directory, wanted, {}, [], names)
         try:
             # Logs first: a row that leaves one meanwhile is in a file then, and not missed.
-            logs = {name: _log_table(look, name, with_key) for name in filter(is_log, names)}
+            logs = {}
+            for name in filter(is_log, names):  # they grow: what is known of them is of no use
+                data = _content(look, directory / name) or b""
+                logs[name], lines = table_of_lines(lines_in(data), with_key)
+                look.damaged += [Damage(path=directory / name, reason=one.reason) for one in lines]
             _read_files(look, sorted(names - logs.keys()), with_key, parsed)
         except FileNotFoundError:
             continue
@@ -222,14 +226,6 @@ def table_of_lines(
     parts = [table_of_lines([line], columns) for line in lines]
     table = pa.concat_tables([part for part, _ in parts])
     return table, [line for _, damaged in parts for line in damaged]
-
-
-def _log_table(look: Rows, name: str, columns: list[str]) -> pa.Table:
-    """The sound rows of a log; it grows, so what is known of it is of no use."""
-    data = _content(look, look.directory / name)
-    table, damaged = table_of_lines(lines_in(data or b""), columns)
-    look.damaged += [Damage(path=look.directory / name, reason=line.reason) for line in damaged]
-    return table
 
 
 def _read_files(

@@ -128,7 +128,13 @@ class Mirror:
         self._thread: threading.Thread | None = None
         self.trouble = ""
         try:
-            self._claim(run_id)
+            known = _run_at(self._files, self._there)
+            if known is not None and known != run_id:
+                raise StoreError(
+                    f"{self.address} has another run {run.name!r}; choose another --run NAME, or "
+                    "another address"
+                )
+            self._write(MARKER, json.dumps({"run_id": run_id}).encode())
         except OSError as error:
             why = f"results cannot be copied to {self.address}: {_reason(error)}"
             if not again:
@@ -186,15 +192,6 @@ class Mirror:
     def _work(self) -> None:
         while not self._ended.wait(INTERVAL_S):
             self.copy()
-
-    def _claim(self, run_id: str) -> None:
-        known = _run_at(self._files, self._there)
-        if known is not None and known != run_id:
-            raise StoreError(
-                f"{self.address} has another run {self._run.name!r}; choose another --run NAME, or "
-                "another address"
-            )
-        self._write(MARKER, json.dumps({"run_id": run_id}).encode())
 
     def _write(self, name: str, data: bytes) -> None:
         # An object store has an object whole or not at all.
