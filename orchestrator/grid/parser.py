@@ -237,8 +237,7 @@ class GridReader:
     def _check_size(self, experiments: list[Experiment]) -> bool:
         total = 0
         for experiment in experiments:
-            size = experiment.size
-            total += size
+            total += (size := experiment.size)
             if total > MAX_JOBS:
                 together = "" if total == size else f", {total:,} with the experiments before it"
                 message = f"experiment {shown(experiment.name)} has {size:,} jobs{together}"

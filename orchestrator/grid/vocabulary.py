@@ -228,8 +228,7 @@ class Vocabulary:
             if kind in self.finders:
                 self.finders[kind](name)
         except WorkloadError as error:
-            of_model = kind in ("model", "configuration")
-            if of_model and name in self.saved_models():
+            if kind in ("model", "configuration") and name in self.saved_models():
                 return ""
             return foreign_spelling(kind, name, self.directory) or str(error)
         except RuntimeError:  # ``expanduser``, of a user without a home directory

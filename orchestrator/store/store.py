@@ -13,7 +13,6 @@ import re
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import StoreError
@@ -143,12 +142,7 @@ class Store:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         ours = self._is_ours()
         try:
             if ours:
@@ -240,11 +234,9 @@ class Store:
                 return None
             lines = [line for data in logs.values() for line in lines_in(data)]
             table, damaged = reader.table_of_lines(lines)
-            path = (
-                self._write_parquet(reader.without_repeated(table, set()))
-                if table.num_rows
-                else None
-            )
+            path = None
+            if table.num_rows:
+                path = self._write_parquet(reader.without_repeated(table, set()))
             for line in damaged:
                 self._set_line_aside(line)
             self._lock.still_mine()
