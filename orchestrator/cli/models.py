@@ -167,7 +167,8 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
 def run_convert(args: argparse.Namespace) -> int:
     """Convert, showing progress, and say what was written."""
     begin = time.perf_counter()
-    with Progress(console=output.console(sys.stderr), transient=True) as bar:
+    console, live = output.console(sys.stderr), sys.stderr.isatty()
+    with Progress(console=console, transient=True, disable=not live) as bar:
         task = bar.add_task("converting", total=None)
 
         def show(done: int, total: int) -> None:
