@@ -24,6 +24,7 @@ from orchestrator.analysis.ratio import (
     Rate,
     between_runs,
     ratio_of,
+    ratio_of_rows,
     significant,
 )
 from orchestrator.analysis.samples import metrics_of
@@ -196,6 +197,22 @@ def test_significance_never_exceeds_that_without_the_guard(p_values: list[float 
     for p, verdict in zip(p_values, verdicts, strict=True):
         if chosen and p is not None and p <= max(chosen):
             assert verdict
+
+
+@pytest.mark.slow
+def test_intervals_of_ratios_cover_the_truth() -> None:
+    """Of 1,000 simulated 95 % intervals about 950 hold the true ratio, with five repeats each."""
+    chance = random.Random(2)
+    covered = 0
+    for _ in range(1000):
+        base, other = (
+            measured(0, [1 / (truth * (1 + chance.gauss(0, 0.02))) for _ in range(5)])
+            for truth in (1.0, 1.3)
+        )
+        ratio = ratio_of_rows(other, base)
+        assert ratio is not None and ratio.low is not None and ratio.high is not None
+        covered += ratio.low <= 1.3 <= ratio.high
+    assert 930 <= covered <= 975
 
 
 def test_a_ratio_without_scatter_has_a_point_for_an_interval() -> None:

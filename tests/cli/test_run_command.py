@@ -16,6 +16,7 @@ from example_grids import GRID
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.status import RunStatus
+from orchestrator.store.disk import digest
 from orchestrator.store.store import Store
 
 pytestmark = pytest.mark.usefixtures("workplace")
@@ -74,9 +75,12 @@ def test_a_grid_names_its_results_and_the_command_line_wins(run: Run, nightgrid:
 
 def test_only_what_is_new_is_measured_and_the_change_is_named(run: Run) -> None:
     run(GRID)
-    before = rows()
+    before, page = rows(), Path("results/tiny-run/report.html")
+    foreign = Path("results/tiny-run/rows", f"x-1-{digest(b'PAR1')}.parquet")
+    foreign.write_bytes(b"PAR1")
+    page.unlink()
     again = run(GRID)
-    assert rows() == before
+    assert rows() == before and foreign.name in again and page.exists()
     assert "0 run, 2 reuse" in again and "starting" not in again and "grid changed" not in again
     changed = run(GRID.replace("[1, 2]", "[2, 4]"))
     assert "1 run, 1 reuse" in changed

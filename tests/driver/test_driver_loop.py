@@ -249,6 +249,17 @@ def test_the_third_request_ends_a_run_at_once_with_the_rows_that_it_has() -> Non
     assert [row.job_id for row in case.rows.kept] == [ONE.job_id]
 
 
+def test_every_request_to_stop_is_passed_on_to_the_schedule() -> None:
+    def answer(event: Event) -> list[Command]:
+        if isinstance(event, (WorkerReady, StopRequested)):
+            case.stop.request("SIGINT received")
+        return [] if isinstance(event, AttemptEnded) else one_job_after_another(event)
+
+    case = Case(answer)
+    assert not case.driver.drive().finished
+    assert sum(isinstance(event, StopRequested) for event in case.script.events) >= 2
+
+
 def test_a_disk_that_stays_broken_ends_the_run_with_its_reason(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

@@ -65,6 +65,7 @@ def test_numbers_no_setting_can_have_are_refused(text: str) -> None:
         ("a:\n  - b: 1\n", ("a", 7), False, (2, 3)),
         ("a: &x [1, 2]\nb: *x\n", ("b",), False, (2, 4)),
         ("a: &x [1, 2]\nb: *x\n", ("b", 1), False, (1, 11)),
+        ("a:\t1\t# note\n", ("a",), False, (1, 4)),  # a tab between words is only space
     ],
 )
 def test_positions_of_keys_values_and_items(text, path, key, place) -> None:

@@ -238,6 +238,14 @@ def planned(body: str, spec: str) -> Plan:
     return make_plan(made, nodes, [], estimator=Flat())  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0.0 s"), (9.94, "9.9 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (3725, "1 h 02 min")],
+)
+def test_durations_are_said_as_a_person_would(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
+
+
 def printed(plan: Plan, *, terminal: bool) -> str:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=100, no_color=True)

@@ -81,6 +81,15 @@ def test_the_time_left_is_never_negative_and_is_nothing_at_the_end(
     assert min(seconds) >= 0.0 and seconds[-1] == pytest.approx(0.0, abs=1e-6 * max(seconds))
 
 
+@given(ESTIMATES, FACTORS, st.integers(1, 8), st.sampled_from((0.5, 3600.0)))
+def test_the_unit_of_time_does_not_matter(
+    estimates: list[float], factors: list[float], cards: int, unit: float
+) -> None:
+    expected = [unit * each for each in looks(estimates, factors, cards)]
+    scaled = looks([unit * each for each in estimates], factors, cards)
+    assert list(scaled) == pytest.approx(expected, rel=1e-6, abs=1e-6 * unit)
+
+
 def test_jobs_that_take_ten_times_as_long_as_estimated_make_the_others_so() -> None:
     some = jobs(12)
     remaining = Remaining(planned(job, 2.0) for job in some)

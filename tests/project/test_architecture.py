@@ -271,6 +271,7 @@ def test_no_engines_name_decides_anything() -> None:
     "source",
     [
         'if device == "hpu": pass',
+        'if "hpu" != device: pass',
         'if device in ("cuda", "hpu"): pass',
         'TABLE = {("fp8", "hpu"): 1}',
         'TABLE = {(each, "hpu"): 1 for each in precisions}',

@@ -40,6 +40,23 @@ def test_no_docstring_opens_with_a_question_word(package: str) -> None:
     assert not found, "open with a verb or a noun phrase instead:\n" + "\n".join(found)
 
 
+def test_a_question_word_is_found_wherever_a_docstring_may_stand() -> None:
+    for word in QUESTION_WORDS:
+        source = f'''"""{word} module."""
+class A:
+    """{word} class."""
+    x = 1
+    """{word} field."""
+async def g():
+    """
+    {word} coroutine."""
+def h():
+    """{word}ever is no question word."""
+'''
+        kinds = sorted(question.split()[2] for question in questions(nodes_of(source)))
+        assert kinds == ["class.", "coroutine.", "field.", "module."], word
+
+
 #: Documented in spite of the underscore: of named tuples, notebooks and ``os``. And argparse's list
 #: of options, which has no other name.
 PUBLIC = {"_replace", "_repr_html_", "_exit", "_actions"}
@@ -109,6 +126,7 @@ def test_no_test_reaches_a_private_name_of_another_module() -> None:
         "from orchestrator.driver.run import _hidden",
         "case.driver._hidden = 1",
         'monkeypatch.setattr("orchestrator.driver.run._hidden", 1)',
+        'patch.object(Driver, "_hidden")',
         "class Mine(Driver):\n    def act(self): return self._hidden",
         "class Mine(Driver):\n    def act(self): return super()._hidden()",
     ],

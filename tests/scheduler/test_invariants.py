@@ -83,6 +83,11 @@ def a_job_runs_after_its_final_row(cluster: Cluster) -> list:
     return [row_of(ended), run_on(cluster, job("a"), ended.cards[0], number=2)]
 
 
+def an_attempt_id_is_used_twice(cluster: Cluster) -> list:
+    ended = end(cluster, "a")
+    return [row_of(ended, final=False), run_on(cluster, job("a"), ended.cards[0])]
+
+
 def a_process_runs_two_replicates(cluster: Cluster) -> list:
     ended = end(cluster, "a")
     return [row_of(ended), run_on(cluster, job("new", replicate=2), ended.cards[0])]
@@ -106,6 +111,7 @@ BREACHES: dict[str, Callable[[Cluster], list]] = {
     "final row while it runs": commands(final(job("a"))),
     "final row in state RUNNING": commands(final(job("other"), State.RUNNING)),
     "runs after its final row": a_job_runs_after_its_final_row,
+    "attempt id used twice": an_attempt_id_is_used_twice,
     "a process runs two replicates": a_process_runs_two_replicates,
 }
 

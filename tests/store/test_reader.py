@@ -139,8 +139,14 @@ def by_pandas(rows: Path) -> list[dict]:
     return pandas.read_parquet(rows).to_dict("records")
 
 
+def by_polars(rows: Path) -> list[dict]:
+    import polars
+
+    return polars.read_parquet(f"{rows}/*.parquet").to_dicts()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("read", [by_pyarrow, by_pandas])
+@pytest.mark.parametrize("read", [by_pyarrow, by_pandas, by_polars])
 def test_a_plain_reader_sees_every_row(store: Store, read: Callable[[Path], list[dict]]) -> None:
     pytest.importorskip(read.__name__.removeprefix("by_"))
     found = {int(r["batch_size"]): r for r in read(store.tables_path)}

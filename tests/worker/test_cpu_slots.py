@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -302,6 +303,9 @@ def test_slots_lie_in_a_directory_of_this_user_alone(
     planted.touch()
     with cpu_slot(OneCard(), 0, 1, (0,)) as mine:
         assert mine is None
+    monkeypatch.setenv(cpu_slots.VARIABLE, str(tmp_path / "named.lock"))
+    with cpu_slot(OneCard(), 0, 1, (0,)) as mine:
+        assert mine is not None and (tmp_path / "named.lock").exists()
 
 
 def test_a_file_that_was_tidied_up_is_made_anew(tmp_path: Path) -> None:
@@ -386,7 +390,10 @@ def test_a_process_beside_a_busy_one_waits_and_one_that_sleeps_does_not() -> Non
     assert first.stolen_share is not None and 0 <= first.stolen_share <= 1
 
 
-def test_kernels_that_count_nothing_say_so(tmp_path: Path) -> None:
+def test_kernels_that_count_nothing_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = ("user", "nice", "system", "irq", "softirq", "idle", "iowait", "steal")
+    monkeypatch.setattr("psutil.cpu_times", lambda: SimpleNamespace(**dict.fromkeys(kinds, 0.0)))
+    assert processor_reading().host is None
     assert thread_times(tmp_path / "none") is None
     (tmp_path / "7").mkdir()
     assert thread_times(tmp_path) is None
