@@ -1,13 +1,55 @@
-"""The suite itself: its clusters take turns."""
+"""The suite itself: its processes end with it, and its clusters take turns."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 from lanes import Lanes, rank
+from patience import alive, until
 
 TESTS = Path(__file__).resolve().parents[1]
+SESSION = """\
+import os, subprocess, sys, time
+
+SLEEP = "import os, sys, time; os.setsid(); open(sys.argv[1], 'a').write(f'{os.getpid()}\\\\n'); "
+ORPHAN = "import os; os.fork() and os._exit(0); "  # leaves its parent, as Ray does
+
+def start(before, **settings):
+    code = before + SLEEP + "time.sleep(600)"
+    subprocess.Popen([sys.executable, "-S", "-c", code, "told"], **settings)
+
+def test_that_leaves_things():
+    start(ORPHAN)  # marked, and nobody's child
+    start("", env={})  # not marked: noted as a child
+    if os.fork() == 0:  # shares every open file with pytest
+        open("told", "a").write(f"{os.getpid()}\\n")
+        time.sleep(600)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_all_that_tests_start_ends_with_a_pytest_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "test_session.py").write_text(SESSION)
+    session = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", "."],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(TESTS)},
+        stdout=subprocess.DEVNULL,
+    )
+    told = tmp_path / "told"
+    assert until(lambda: told.exists() and told.read_text().count("\n") == 3, 60)
+    children = [int(pid) for pid in told.read_text().split()]
+    time.sleep(2.5)  # the guardian has looked
+    assert all(map(alive, children))
+    session.kill()
+    session.wait()
+    assert until(lambda: not any(map(alive, children)), 10)
 
 
 def test_every_test_with_a_cluster_waits_for_its_turn(request: pytest.FixtureRequest) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import outside_device
 import psutil
 import pytest
 import ray
+from command_line import ROOT
 from core_cases import a_job
-from patience import alive, patience, until
+from patience import alive, commands_naming, patience, until
 from ray.util import placement_group, remove_placement_group
 from ray_bench import Bench, emulated_node
 
@@ -316,3 +320,31 @@ def test_a_node_of_another_packages_device_joins_works_and_takes_everything_alon
     workers = bench.start(card)
     assert bench.ended(bench.run((card,), workers, "ok")).outcome.state is State.SUCCEEDED
     bench.stop(*workers)
+
+
+_DRIVER = """
+import time
+from orchestrator.core.topology import parse_emulation
+from orchestrator.on_ray.local_cluster import emulate
+
+with emulate(parse_emulation("1x2", [])) as cluster:
+    print(cluster.directory, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_nothing_is_left_of_a_driver_that_was_killed() -> None:
+    """By themselves Ray's agents stay for a minute."""
+    driver = subprocess.Popen(
+        [sys.executable, "-c", _DRIVER],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with driver:
+        assert driver.stdout is not None
+        directory = driver.stdout.readline().strip()
+        assert len(commands_naming(directory)) > 3
+        driver.kill()
+    assert until(lambda: not commands_naming(directory), 30, every_s=0.2)
+    assert until(lambda: not Path(directory).exists(), 30)
