@@ -130,7 +130,7 @@ def _parser(names: Iterable[str], filled_in: Collection[str]) -> argparse.Argume
             functions = importlib.import_module(f"orchestrator.cli.{module}")
             add_arguments = getattr(functions, f"add_{name}_arguments")
             add_arguments(command)
-            command.epilog = inspect.cleandoc(add_arguments.__doc__)
+            command.epilog = inspect.getdoc(add_arguments)
             command.formatter_class = parser.formatter_class
             command.set_defaults(run=getattr(functions, f"run_{name}"), refuse=command.error)
     return parser

@@ -71,9 +71,13 @@ def _meant(
             raise _refused(document, text, "is no list", "write axes.precision=[bf16, fp32]")
         return chosen, keys, node.plain()
     try:
-        return chosen, keys, resolve(written) if written else ""
+        value = resolve(written) if written else ""
     except ValueError as error:
         raise _refused(document, text, f"is no value: {error}", "") from None
+    _, problems = compose(json.dumps(value, ensure_ascii=False), document.file)
+    if problems:  # such as control characters, which the stored grid could not have
+        raise _refused(document, text, f"is no value: {problems[0].message}", problems[0].hint)
+    return chosen, keys, value
 
 
 def _refused(document: Document, text: str, message: str, hint: str) -> GridError:

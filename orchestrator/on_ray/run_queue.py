@@ -208,9 +208,8 @@ class RunQueue:
         if self._store is None:
             self._store = self._make_client()
         submitted = self._submitted()
-        if (
-            not self._mine.driver
-        ):  # take the turn of the run's earlier driver unless it was given on
+        if not self._mine.driver:
+            # Take the turn of the run's earlier driver unless it was given on.
             earlier = self._tickets().get(self._mine.run_id)
             sent = submitted.get(self._mine.submission)
             self._mine = replace(

@@ -184,14 +184,11 @@ class WebHook:
 
     def tell(self, notice: Notice) -> None:
         """POST the notice, with retries if the server is busy or unreachable."""
-        request = urllib.request.Request(
-            self.url,
-            data=json.dumps(notice.values()).encode(),
-            headers={"Content-Type": "application/json"},
-            method="POST",
-        )
+        body, headers = json.dumps(notice.values()).encode(), {"Content-Type": "application/json"}
         opener = urllib.request.build_opener(_NoRedirect)
         for number in range(1, WEB_TRIES + 1):
+            # A new one each time: a proxy changes the scheme of a request that it has had before.
+            request = urllib.request.Request(self.url, body, headers, method="POST")
             try:
                 opener.open(request, timeout=WEB_TIMEOUT_S).close()
                 return

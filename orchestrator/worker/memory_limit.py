@@ -20,6 +20,7 @@ import psutil
 
 from orchestrator.util.host import memory_use, text_of
 
+STATUS = Path("/proc/self/status")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
 
 
@@ -40,8 +41,10 @@ class MemoryLimit:
             glibc = ctypes.CDLL("libc.so.6")
             glibc.mallopt(_M_TRIM_THRESHOLD, 1 << 20)
             glibc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
-        # What RLIMIT_DATA counts, and the stack.
-        return cls(baseline_bytes=psutil.Process().memory_info().data, memory_bytes=memory_bytes)
+        # What RLIMIT_DATA counts. (psutil reads ``statm``, where gVisor has 0.)
+        line = re.search(r"^VmData:\s+(\d+) kB", text_of(STATUS), re.MULTILINE)
+        data = int(line[1]) * 1024 if line else psutil.Process().memory_info().data
+        return cls(baseline_bytes=data, memory_bytes=memory_bytes)
 
     @contextlib.contextmanager
     def in_force(self) -> Iterator[None]:

@@ -62,9 +62,7 @@ class WorkerProcess:
             return self._death("start")
         kind, software = split_kind(self._config.kind)
         layer = layer_if_made(software) if software else None
-        if (
-            software and self._config.world_size > 1
-        ):  # made now, since other ranks would wait for it
+        if software and self._config.world_size > 1:  # now, since other ranks would wait for it
             with contextlib.suppress(Exception):  # ``run`` gives the reason
                 layer = make_layer(software, lambda: self._stop_reason is not None)
         if layer is None and software:  # made for the first job, whose row says where that fails

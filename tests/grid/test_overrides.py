@@ -80,6 +80,7 @@ def test_a_value_stands_where_its_path_says_and_nothing_else_changes(
         (".=3", "leads to nothing"),
         ("axes.batch_size=[1,", "is no list"),
         ("measure.time_limit_s=.inf", "not a finite number"),
+        ("model=a\x7fb", "control character"),
     ],
 )
 def test_a_path_that_leads_nowhere_is_refused(text: str, message: str) -> None:

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -103,6 +104,19 @@ def test_a_busy_receiver_is_asked_again(receiver: Receiver) -> None:
     pauses: list[float] = []
     WebHook(receiver.url, sleep=pauses.append).tell(NOTICE)
     assert len(receiver.bodies) == 3 and pauses == [2.0, 4.0]
+
+
+def test_each_try_through_a_proxy_is_encrypted(monkeypatch: pytest.MonkeyPatch) -> None:
+    schemes = []
+
+    def refused(_: object, request: urllib.request.Request, **__: object) -> None:
+        schemes.append(request.type)
+        request.set_proxy("127.0.0.1:3128", "http")  # as ``ProxyHandler`` does
+        raise OSError("the proxy is busy")
+
+    monkeypatch.setattr(urllib.request.OpenerDirector, "open", refused)
+    said(WebHook("https://hooks.example.com/secret", sleep=lambda _: None))
+    assert schemes == ["https"] * 3
 
 
 @pytest.mark.parametrize(("answer", "tries"), [(404, 1), (302, 1), (500, 3)])

@@ -7,12 +7,13 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from patience import patience
 
 from orchestrator.core.outcome import FailureClass
-from orchestrator.worker.memory_limit import memory_kills
+from orchestrator.worker.memory_limit import MemoryLimit, memory_kills
 from orchestrator.worker.worker import describe
 from workloads.devices import device_for
 
@@ -188,3 +189,12 @@ def test_the_count_of_the_own_group_goes_before_that_of_the_machine(
 
 def test_a_machine_that_tells_nothing_has_no_kills(tmp_path: Path) -> None:
     assert memory_kills(tmp_path) == 0
+
+
+def test_what_the_process_holds_is_read_where_statm_has_zeros(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in gVisor: a limit that counted what was there before would fail every job."""
+    monkeypatch.setattr("psutil.Process.memory_info", lambda _: SimpleNamespace(data=0))
+    monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace(mallopt=lambda *_: 1))
+    assert MemoryLimit.above_baseline(1).baseline_bytes > 2**20
