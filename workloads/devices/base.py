@@ -426,7 +426,8 @@ def by_text(error: BaseException, texts: Texts, *more: type[BaseException]) -> W
     if isinstance(error, WorkloadError):
         return None
     message = str(error).lower()
-    for kind, fragments in dict(texts).items():  # devices of other packages may have pairs
+    # Devices of other packages may have pairs, among them several of one class.
+    for kind, fragments in texts.items() if isinstance(texts, Mapping) else texts:
         if any(fragment in message for fragment in fragments):
             return kind(headline(error))
     return None

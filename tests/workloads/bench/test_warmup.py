@@ -57,6 +57,10 @@ def test_where_shapes_are_compiled_each_is_met_whatever_the_limit() -> None:
     assert (warmth.warmup_end, warmth.shapes_unmet, warmth.timed_compilations) == ("limit", 0, 0)
     cut = Compiling(bench.shapes, work_s=0.5, compile_s=60.0).run(settings, passes=3)
     assert cut.warmth.shapes_unmet == 3
+    # The time limit is that of the timed part, and cuts no warm-up.
+    usual = Compiling(bench.shapes, work_s=0.5, compile_s=60.0)
+    warmth = usual.run(MeasureSettings(time_limit_s=100.0)).warmth
+    assert (warmth.warmup_end, warmth.shapes_unmet, warmth.timed_compilations) == ("complete", 0, 0)
 
 
 def test_a_timed_part_that_compiled_is_repeated_once_and_then_tells() -> None:

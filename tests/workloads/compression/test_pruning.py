@@ -205,6 +205,18 @@ def test_a_row_on_sparse_kernels_has_the_bytes_that_are_left(monkeypatch) -> Non
     assert "sparse kernels in" in found.details["sparse_kernels"]
 
 
+def test_the_optimizers_averages_are_masked_too() -> None:
+    layer = torch.nn.Linear(8, 8, bias=False)
+    mask = pruning.two_of_four_mask(layer.weight)
+    pruned = pruning.Pruned(masks={layer.weight: mask})
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    layer.weight.grad = torch.ones_like(layer.weight)
+    optimizer.step()
+    pruned.mask_averages(optimizer)
+    (average,) = [value["momentum_buffer"] for value in optimizer.state.values()]
+    assert torch.equal(average, mask.float())
+
+
 @pytest.mark.slow
 def test_prune_share_and_code(small_model: str) -> None:
     gradual = {"sparsity": "magnitude", "sparsity_share": 0.6, "sparsity_schedule": "gradual"}

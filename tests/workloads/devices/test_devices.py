@@ -25,12 +25,13 @@ from orchestrator.core.topology import Card
 from orchestrator.worker.protocol import WorkerConfig
 from orchestrator.worker.worker import CardWorker, describe
 from workloads import base, devices
-from workloads.base import BadConfiguration, CardFaulty
+from workloads.base import BadConfiguration, CardFaulty, OutOfMemory
 from workloads.devices import device_class, own_devices
 from workloads.devices.base import (
     COMPILED_DIRECTORY,
     COMPILED_SIZE,
     Compilations,
+    by_text,
     compiled_directory,
     compiled_size_mib,
 )
@@ -174,6 +175,32 @@ def test_gaudi_is_asked_through_its_bridge(monkeypatch: pytest.MonkeyPatch) -> N
     assert device.lacks("fp16") is None
 
 
+def test_what_a_gaudi_compiles_is_counted_by_its_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times are microseconds there; figures that the row does not know are left out."""
+    counted = {
+        "graph_compilation": [("TotalNumber", 7), ("TotalTime", 1_500_000), ("AvgTime", 3)],
+        "cpu_fallback": [("TotalNumber", 2), ("FallbackOps", {"aten::nonzero": 2})],
+        "recipe_cache": [("TotalHit", 5), ("TotalMiss", 3)],
+    }
+    bridge = types.SimpleNamespace(
+        metric_global=lambda name: types.SimpleNamespace(stats=lambda: counted[name])
+    )
+    monkeypatch.setitem(sys.modules, "habana_frameworks.torch.hpu.metrics", bridge)
+    device = device_class("hpu")()
+    before = device.compilations()
+    counted["graph_compilation"] = [("TotalNumber", 9), ("TotalTime", 4_000_000)]
+    counted["recipe_cache"] = [("TotalHit", 6), ("TotalMiss", 5)]
+    found = device.compilations().since(before)
+    assert (found.graphs, found.compile_s) == (2, 2.5)
+    assert (found.recalled, found.cpu_fallbacks) == (1, 0)
+    assert found.as_text() == (
+        "graph_compilation_number 2, graph_compilation_us 2.5e+06, recipe_cache_hits 1, "
+        "recipe_cache_misses 2"
+    )
+    bridge.metric_global = lambda name: None  # a bridge that counts nothing
+    assert device.compilations().graphs is None
+
+
 @pytest.mark.parametrize("newest", [True, False])
 def test_the_bridge_is_told_of_a_quantized_model_by_the_newest_name_it_has(newest, monkeypatch):
     """Older releases have other names and arguments; one that has none of them is refused."""
@@ -198,6 +225,12 @@ def test_the_bridge_is_told_of_a_quantized_model_by_the_newest_name_it_has(newes
     device.before_quantized_loading()
     device.after_quantized_loading("a model")
     assert calls == (["new", ("a model", True, False)] if newest else ["old", ("a model", True)])
+
+
+def test_a_device_may_declare_its_errors_by_pairs_in_any_order() -> None:
+    pairs: Any = ((CardFaulty, ("lost",)), (OutOfMemory, ("full",)), (CardFaulty, ("dead",)))
+    for words, expected in (("lost", CardFaulty), ("full", OutOfMemory), ("dead", CardFaulty)):
+        assert type(by_text(RuntimeError(f"the card is {words}"), pairs)) is expected
 
 
 def test_without_the_bridge_a_gaudi_card_cannot_be_had() -> None:

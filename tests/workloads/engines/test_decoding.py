@@ -308,6 +308,13 @@ def test_launches_do_every_step_once_within_their_positions(position, steps, spa
     assert at == position + steps
 
 
+@given(texts=st.integers(1, 3000))
+def test_a_recorded_step_has_few_idle_rows(texts) -> None:
+    """At least as many rows as texts, and no more than half as many again from four texts on."""
+    rows = decoder.rows_for(texts)
+    assert rows >= texts and (texts < 4 or rows <= 1.5 * texts + 1)
+
+
 def test_a_model_that_computes_something_else_is_refused() -> None:
     doubled = make()
     doubled.model.layers[0].mlp.register_forward_hook(lambda _, __, out: 2 * out)

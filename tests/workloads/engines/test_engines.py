@@ -8,14 +8,15 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from generation_cases import described
+from generation_cases import described, request
 from recorded_vllm import INTERFACE
 
 from workloads import engines
-from workloads.base import BadConfiguration, Refusal, Unsupported
+from workloads.base import BadConfiguration, DataMissing, Refusal, Unsupported
 from workloads.devices import DEVICES
 from workloads.engines.optimum_habana import quantization
 from workloads.models.rules import text_refusals
@@ -126,6 +127,13 @@ def test_a_calibration_belongs_to_model_cards_and_kind_of_card(tmp_path, monkeyp
         for card in ("GAUDI2", "GAUDI3")
     }
     assert len(places) == 8 and all(place.parent == tmp_path for place in places)
+
+
+def test_fp8_asks_for_its_calibration(tmp_path, monkeypatch) -> None:
+    compressor = SimpleNamespace(convert=None)
+    monkeypatch.setitem(sys.modules, "neural_compressor.torch.quantization", compressor)
+    with pytest.raises(DataMissing, match="and there is none in"):
+        quantization.quantize(object(), request("d", precision="fp8"), tmp_path)
 
 
 CONTINUOUS = {"model": "m", "engine": "graph", "batching": "continuous", "batch_size": 4}

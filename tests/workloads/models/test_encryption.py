@@ -83,12 +83,22 @@ def _with_anothers_piece(file: Path) -> None:
     ("tamper", "words"),
     [
         (lambda f: f.write_bytes(f.read_bytes()[:-5]), r"has \d+ of its \d+ bytes: copy it again"),
+        (lambda f: f.write_bytes(f.read_bytes()[: -PIECE_BYTES - 16]), r"has \d+ of its \d+ bytes"),
+        (lambda f: f.write_bytes(f.read_bytes()[:20]), "is no protected file of this version"),
         (_reordered, "piece 1 of 3 does not open"),  # each of them intact
         (_with_anothers_piece, "piece 3 of 3 does not open"),  # of the same key, name and place
         (lambda f: write(f, bytes(9), key=bytes(32)), "was not protected with this key"),
         (lambda f: write(f.with_name("b"), b"x").replace(f), r"a\.protected was b"),
     ],
-    ids=["truncated", "reordered", "another file's piece", "wrong key", "renamed"],
+    ids=[
+        "truncated",
+        "a piece less",
+        "half a header",
+        "reordered",
+        "another file's piece",
+        "wrong key",
+        "renamed",
+    ],
 )
 def test_a_file_that_was_changed_says_what_happened(directory, tamper, words) -> None:
     file = write(directory / "a.protected", os.urandom(3 * PIECE_BYTES))

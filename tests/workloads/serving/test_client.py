@@ -189,6 +189,22 @@ def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
         client.run_process(target, load((1, 2)), Limits(), tmp_path)
 
 
+@pytest.mark.slow
+def test_known_delays_are_measured() -> None:
+    """Within 1 ms + 2 % at the median, whenever the machine lets the server keep its time."""
+    plan = load(*["p"] * 8, tokens=20, concurrency=2)
+    known = {"ttft": 0.05, "tpot": 0.01, "itl": 0.01, "latency": 0.24}
+    for _ in range(5):
+        server = OracleServer(ttft_s=0.05, tpot_s=0.01)
+        table = driven(server, plan)
+        found = figures(table, steady_window(table, 2))
+        differences = {name: abs(found[f"{name}_p50_s"] - known[name]) for name in known}
+        if all(differences[name] <= 0.001 + 0.02 * known[name] for name in known):
+            return
+        assert sorted(server.late_s)[len(server.late_s) * 9 // 10] > 0.001, differences
+    pytest.skip("other processes delay the server by more than a millisecond")
+
+
 def test_a_slow_client_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """16 streams of 100 tokens a second leave 0.6 ms for each; this client takes 1 ms."""
 

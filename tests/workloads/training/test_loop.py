@@ -110,6 +110,16 @@ def test_each_step_is_a_sample(lora: Result) -> None:
         assert sum(part for part in parts if part is not None) <= sample.wall_s
 
 
+def test_padding_is_computed_but_not_counted_and_the_first_loss_is_the_models(lora: Result) -> None:
+    samples = samples_of("advertisegen-synthetic", 32)
+    for step, sample in enumerate(lora.samples):
+        lengths = [len(one.ids) for one in samples[4 * step : 4 * step + 4]]
+        counts = (sample.input_tokens, sample.computed_tokens)
+        assert counts == (sum(lengths), 4 * max(lengths))
+    assert any(s.input_tokens < s.computed_tokens for s in lora.samples)
+    assert losses(lora)[0] == pytest.approx(plain_loss(samples[:4]), abs=1e-5)
+
+
 @pytest.mark.slow
 def test_the_loss_on_held_out_answers_is_that_of_the_trained_model(tmp_path: Path) -> None:
     records = [{"content": f"类型#裙{n}", "summary": f"裙{n}" * (n + 1)} for n in range(9)]

@@ -189,6 +189,10 @@ def test_xformers_is_given_what_its_kernel_wants(packed, monkeypatch) -> None:
         found[attention] = net(**inputs, use_cache=False).logits[real]
     torch.testing.assert_close(found["xformers"], found["sdpa"], rtol=1e-4, atol=1e-5)
     if not packed:
+        words: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+        made = net.generate(ids[:, :6], **words)
+        net.set_attn_implementation("sdpa")
+        assert torch.equal(made, net.generate(ids[:, :6], **words))
         without_masks()
 
 
