@@ -49,9 +49,10 @@ class Placement:
 
     def assign(self) -> float | None:
         """Place jobs on open cards; returns when to look again, if time alone may help."""
-        waiting_s = self.pending.firsts_s if self.pending.firsts else self.pending.card_seconds
-        cards_s = self.ledger.left_s * max(1, self.pool.usable_cards)
-        self.pending.too_much = waiting_s + self.leases.card_seconds > cards_s
+        if self.ledger.work_until < inf:
+            waiting_s = self.pending.firsts_s if self.pending.firsts else self.pending.card_seconds
+            cards_s = self.ledger.left_s * max(1, self.pool.usable_cards)
+            self.pending.too_much = waiting_s + self.leases.card_seconds > cards_s
         self._passed_over.clear()
         # Gangs that are wider than a server start, or servers are drained for them.
         for width in filter(self.pool.spans, self.pending.widths()):

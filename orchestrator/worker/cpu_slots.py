@@ -258,6 +258,6 @@ def _host_time() -> readings.HostTime | None:
         busy_s = times.user + times.nice + times.system + times.irq + times.softirq
         if busy_s + times.idle + times.iowait:
             return readings.HostTime(busy_s=busy_s, stolen_s=times.steal)
-    except (OSError, AttributeError):  # not Linux
+    except (OSError, AttributeError, TypeError, ValueError):  # not Linux, or a file without it
         pass
     return None
