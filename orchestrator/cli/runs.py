@@ -102,7 +102,7 @@ def _server(address: str) -> JobServer:
 
 def _last_seen(address: str) -> list[str]:
     """Lines of the last answer of a cluster, and how to go on; empty if there is none."""
-    with contextlib.suppress(OSError, DataMissing):
+    with contextlib.suppress(OSError, ValueError, DataMissing):
         note = _note_of(address)
         return [
             f"Last seen from here {duration(time.time() - note.stat().st_mtime)} ago:",
@@ -115,7 +115,7 @@ def _last_seen(address: str) -> list[str]:
 
 def _note(address: str, lines: Sequence[str]) -> None:
     """Note what is printed of a cluster for when it is gone, best-effort."""
-    with contextlib.suppress(OSError, DataMissing, StoreError):
+    with contextlib.suppress(OSError, ValueError, DataMissing, StoreError):
         note = _note_of(address)
         note.parent.mkdir(parents=True, exist_ok=True)
         disk.replace_file(note.parent, note.name, "\n".join(lines).encode())
