@@ -196,6 +196,7 @@ def environment() -> Environment:
         front_figure=front_figure,
     )
     environment.filters["one_line"] = one_line
+    environment.filters["first_of"] = lambda drawn, most: list(islice(drawn, most))
     environment.filters["tail"] = tail
     environment.filters["state_class"] = lambda state: f"s-{str(state).lower()}"
     return environment
