@@ -46,6 +46,7 @@ MOST_VALUES, MOST_DECODED_BYTES, MOST_FOR_A_BYTE = 5_000_000, 256 * 2**20, 32
 _NAME = re.compile(
     r"(?P<head>[A-Za-z0-9_][A-Za-z0-9_-]{0,79})-(?P<number>\d{1,9})-(?P<digest>[0-9a-f]{16})\.\w+"
 )
+_DEVELOPMENT_LOG = ".appended-"
 _MOST_TOGETHER = 1000  # rows in a file of version 0.1.0
 
 _LOG = logging.getLogger("nightgrid.store")
@@ -82,7 +83,8 @@ def parsed_name(name: str) -> FileName | None:
 
 def has_rows(name: str) -> bool:
     """Return whether a file of this name is one of rows."""
-    return is_log(name) or (name.endswith(".parquet") and not name.startswith("."))
+    parquet = name.endswith(".parquet") and not name.startswith(".")
+    return parquet or is_log(name) or name.startswith(_DEVELOPMENT_LOG)
 
 
 def about_how_many(names: Iterable[str]) -> int:
@@ -93,6 +95,11 @@ def about_how_many(names: Iterable[str]) -> int:
 
 def damage_of(name: str, data: bytes) -> str | None:
     """Reason why the bytes cannot be what was written under this name; None if they are."""
+    if name.startswith(_DEVELOPMENT_LOG):
+        return (
+            "a log of a version before 0.1.0; `nightgrid run` of commit 7f860c86, with the same grid "
+            "and results, makes Parquet of it"
+        )
     parsed = parsed_name(name)
     if parsed is None:
         return "the name is not one that Nightgrid gives, so its content cannot be verified"

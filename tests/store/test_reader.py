@@ -40,6 +40,17 @@ def test_rows_of_a_log_are_read_as_those_of_files(tmp_path: Path) -> None:
         assert len(store.history()) == 3
 
 
+def test_a_log_of_a_development_version_is_named_and_stays(tmp_path: Path) -> None:
+    with Store(tmp_path, "night") as store:
+        store.append(row(0))
+        log = store.tables_path / ".appended-0123456789abcdef-1.arrows"
+        log.write_bytes(b"rows")
+    with Store(tmp_path, "night") as again:
+        assert again.measurements() == [row(0)] and log.exists()
+        (damage,) = again.read().damaged
+        assert damage.path == log and "commit 7f860c86" in damage.reason
+
+
 def test_a_listing_that_misses_a_log_and_the_file_of_it_is_taken_again(tmp_path, monkeypatch):
     """A directory of many files is listed in pieces: the file had not come when its place was
     passed, and the log had gone when its own was."""
