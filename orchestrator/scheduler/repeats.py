@@ -171,7 +171,8 @@ class OrderedJobs:
     ) -> None:
         self._order, self._records = order, records
         self._measured_again: set[str] = set()
-        self._governed: list[JobState] = []
+        self._held: dict[str, JobState] = {}
+        self._widths = Counter[Accelerator]()  # cards that they want
         if order is None:
             return
         bound = needed(jobs) | {p.job.job_id for p in jobs if p.needs or p.after}
@@ -179,13 +180,16 @@ class OrderedJobs:
             free = record.phase is Phase.WAITING and job_id not in bound
             if free and order.governs(job_id):
                 record.phase = Phase.HELD
-                self._governed.append(record)
+                self._held[job_id] = record
+                self._widths[record.job.accelerator] += record.width
 
     @property
-    def held(self) -> list[JobState]:
-        """Jobs that wait for their release."""
-        self._governed = [one for one in self._governed if one.phase is Phase.HELD]
-        return self._governed
+    def held(self) -> dict[str, JobState]:
+        """Jobs that wait for their release, by id: a search may have ten thousand."""
+        for record in [one for one in self._held.values() if one.phase is not Phase.HELD]:
+            del self._held[record.job_id]
+            self._widths[record.job.accelerator] -= record.width
+        return self._held
 
     def winners(self, pool: Pool) -> Iterator[JobState]:
         """Take the winners of this kind of card that are yet to be measured again, each once; to be
@@ -208,19 +212,17 @@ class OrderedJobs:
             return
         reason = self._order.over(ledger.now)
         if not reason:
-            held = Counter[Accelerator]()  # cards that they want
-            for record in self.held:
-                held[record.job.accelerator] += record.width
             # Cards that other unfinished jobs have or want.
             taken = {
-                kind: sum(width * count for width, count in pool.unfinished.items()) - held[kind]
+                kind: sum(width * count for width, count in pool.unfinished.items())
+                - self._widths[kind]
                 for kind, pool in pools.items()
             }
             stuck = not any(taken.values())  # even without a free card, a job must wait for one
             free = {
                 kind: max(pool.usable_cards - taken[kind], int(stuck))
                 for kind, pool in pools.items()
-                if held[kind]
+                if self._widths[kind]
             }
             free = {kind: count for kind, count in free.items() if count > 0}
             if not free:
@@ -234,11 +236,10 @@ class OrderedJobs:
                 return record.duration if record.key in warm else record.cold_s
 
             released = self._order.release(free, ledger.now, seconds)
-            waiting = {record.job_id: record for record in self.held}
-            for record in filter(None, map(waiting.get, dict.fromkeys(released))):
+            for record in filter(None, map(self._held.get, dict.fromkeys(released))):
                 record.pool.enqueue(record)
             if released or not stuck:
                 return
             reason = f"{SEARCH_ENDED}: it has nothing to choose from"
-        for record in self.held:
+        for record in list(self.held.values()):
             ledger.end_unrun(record, State.NOT_STARTED, reason)
