@@ -97,8 +97,8 @@ def damage_of(name: str, data: bytes) -> str | None:
     """Reason why the bytes cannot be what was written under this name; None if they are."""
     if name.startswith(_DEVELOPMENT_LOG):
         return (
-            "a log of a version before 0.1.0; `nightgrid run` of commit 7f860c86, with the same grid "
-            "and results, makes Parquet of it"
+            "a log of a version before 0.1.0; `nightgrid run` of commit 7f860c86, with the same "
+            "grid and results, makes Parquet of it"
         )
     parsed = parsed_name(name)
     if parsed is None:
