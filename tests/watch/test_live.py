@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from dataclasses import replace
 from typing import Any
@@ -153,6 +154,15 @@ def test_jobs_that_never_ran_share_a_line_by_state_and_reason(board: Board) -> N
     long = RecordRow(job=job(1), state=State.UNSUPPORTED, reason="x " * 500, final=True)
     (line,) = unrun_lines([long], board)
     assert len(line) < 260 and line.endswith("…")
+
+
+def test_a_log_that_nobody_reads_any_more_does_not_end_the_run() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as stream:
+        view = PlainView(stream)
+        for _ in range(3):
+            view.line("still measuring")
 
 
 def test_people_hear_of_nodes_and_deaths_but_not_of_orderly_stops(board: Board) -> None:
