@@ -293,6 +293,7 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 def test_a_directory_without_permission_is_named(place: Path) -> None:
     (place / "results").chmod(0)
     known = NOTEBOOK_GRID.replace("workload: tiny", "workload: text-generation")

@@ -343,6 +343,7 @@ def test_packages_that_do_not_import_say_why(tmp_path, monkeypatch) -> None:
     assert "json" not in found
 
 
+@pytest.mark.slow
 def test_a_node_says_which_of_its_cards_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = {0: CardTelemetry(lost="it has fallen off the bus"), 1: CardTelemetry()}
     monkeypatch.setattr(CudaDevice, "telemetry", staticmethod(lambda: readings))

@@ -114,6 +114,7 @@ experiments:
 """
 
 
+@pytest.mark.slow
 def test_the_rules_of_our_workloads_answer_as_if_asked_for_each_job() -> None:
     rules = Rules(refusals, WORKLOADS)
     refused = 0

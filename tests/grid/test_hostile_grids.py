@@ -218,6 +218,7 @@ def lines_for(text: str) -> int:
     return lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", MANY.values(), ids=MANY)
 def test_the_work_of_a_plan_grows_no_faster_than_its_grid(grid: Callable[[int], str]) -> None:
     planned(grid(10))  # imports, and fills what is memoised

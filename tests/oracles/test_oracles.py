@@ -24,6 +24,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("oracle", ORACLES)
 @pytest.mark.usefixtures("settled")
 def test_what_must_not_change_is_as_it_was(oracle: str) -> None:

@@ -291,6 +291,7 @@ def test_every_way_to_decide_by_a_name_is_seen(source: str) -> None:
 HEAVY = ("torch", "transformers", "ray", "pyarrow")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "printed", "idle"),
     [

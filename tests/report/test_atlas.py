@@ -131,6 +131,7 @@ def test_a_cell_is_known_by_where_its_rows_ran() -> None:
     assert [one.date for one in found.cells[1].evidence] == ["2017-07-14"]
 
 
+@pytest.mark.slow
 def test_the_gaudi_atlas_is_made_merged_and_kept(tmp_path: Path, nightgrid: Nightgrid) -> None:
     grid = ROOT / "grids/gaudi-atlas.yaml"
     jobs = load_grid(grid, check_data=False).jobs()

@@ -109,6 +109,7 @@ def test_a_large_run_is_read_lean_and_says_the_same(large: Store) -> None:
     assert filled == {row.job_id: row.items for row in whole.rows} and any(filled.values())
 
 
+@pytest.mark.slow
 def test_rows_read_in_batches_are_those_of_one_look(large: Store) -> None:
     whole = from_table(reader.read_rows(large.tables_path).table())
     assert large.measurements() == whole

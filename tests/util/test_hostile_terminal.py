@@ -207,6 +207,7 @@ def test_json_is_exact_and_harmless(
     assert exact is None or exact(answer) == HOSTILE
 
 
+@pytest.mark.slow
 def test_all_that_is_printed_goes_one_way() -> None:
     """Only ``output.py`` prints, and makes rich's consoles."""
     printers = {"print", "sys.stdout.write", "sys.stderr.write", "Console"}

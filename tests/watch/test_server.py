@@ -264,6 +264,7 @@ def status_of(url: str) -> int:
         return error.code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deaf", [False, True])
 def test_it_serves_the_newest_run_on_loopback_until_it_is_ended(tmp_path: Path, deaf: bool) -> None:
     """Also by SIGTERM, where a shell has SIGINT ignored, as `nightgrid watch &` in a script."""

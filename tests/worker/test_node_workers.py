@@ -273,6 +273,7 @@ own.close()
 """
 
 
+@pytest.mark.slow
 def test_what_a_terminal_sends_its_programs_is_not_for_the_spawner(tmp_path: Path) -> None:
     """Ctrl-C asks a driver to let its jobs end; they would end with their spawner."""
     driver = subprocess.Popen(

@@ -365,6 +365,7 @@ def test_a_failed_rendezvous_fails_the_rank_and_leaves_the_worker(fresh: Server)
     process.stop("done")
 
 
+@pytest.mark.slow
 def test_a_stuck_worker_is_stopped_with_its_children(server: Server, tmp_path: Path) -> None:
     file = tmp_path / "child"
     source = (

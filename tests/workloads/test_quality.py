@@ -88,6 +88,7 @@ def test_without_a_reference_the_row_says_not_compared(worker, dataset, tmp_path
     assert result.details["quality"].startswith("not compared: its reference is not in the cache")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("reference")
 def test_texts_beyond_an_engine_s_window_are_not_compared(worker, dataset, monkeypatch) -> None:
     monkeypatch.setattr(TransformersEngine, "window", 40)

@@ -74,6 +74,7 @@ def test_a_profile_uses_up_no_random_numbers(divided: bool) -> None:
     assert (torch.rand(3).tolist(), random.random()) == (expected[0].tolist(), expected[1])
 
 
+@pytest.mark.slow
 def test_generation_is_profiled_over_a_prompt_and_a_token(dataset, small_model) -> None:
     worker, small = Worker(), {"model": small_model, "output_tokens": 4}
     plain, seen = (worker.run(dataset, **small, profile=profile) for profile in (False, True))

@@ -76,11 +76,6 @@ def test_texts_are_cut_into_batches_and_padded_to_the_longest(texts, size, batch
     assert 0 < found.tokenization_s < 60
 
 
-def test_no_text_at_all_is_no_batch(texts: str) -> None:
-    with pytest.raises(BadConfiguration, match="at least 1"):
-        run(texts, 0)
-
-
 def test_logits_that_are_no_numbers_are_flagged(texts: str) -> None:
     assert NOT_FINITE not in run(texts, 2).details
     assert NOT_FINITE in run(texts, 2, logit=float("nan")).details

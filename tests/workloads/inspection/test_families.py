@@ -39,6 +39,7 @@ def model_of(config: Any) -> Any:
         return (AutoModelForMaskedLM if masked else loader).from_config(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "values"), VARIANTS, ids=str)
 def test_the_table_names_every_tensor_of_transformers_model(name, values) -> None:
     kind = CONFIG_MAPPING[name]

@@ -233,6 +233,7 @@ HARMLESS: dict[str, Sequence[Change]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HARMLESS)
 def test_passes(kind: str, good: Path, tmp_path: Path) -> None:
     """And computes what the original computes."""

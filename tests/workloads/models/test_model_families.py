@@ -44,6 +44,7 @@ def small_model(task: str, family: str, to: Path) -> str:
     return f"random:{to}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("task", "family"), FAMILIES)
 def test_every_declared_family_runs_by_default(task: str, family: str, tmp_path: Path) -> None:
     """An attention that a class lacks falls back to the one it has, and the row says so."""

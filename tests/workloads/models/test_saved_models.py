@@ -25,6 +25,7 @@ from workloads.models.products import ATTEMPT, ORIGIN, SAVED_BY, Saving, saving_
 pytestmark = pytest.mark.usefixtures("shared")
 
 
+@pytest.mark.slow
 def test_a_saved_model_is_the_trained_one_and_generates(shared, monkeypatch) -> None:
     trained: list[torch.Tensor] = []
     save = products.save_trained
