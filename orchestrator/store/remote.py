@@ -32,10 +32,10 @@ MARKER = "mirror.json"
 
 
 def travelling_files(run: Path) -> list[str]:
-    """Names of the files to copy, status after its rows; OSError if they cannot be listed."""
+    """Names of the files to copy, status after its rows; OSError if rows cannot be listed."""
     names: list[str] = []
     for folder in (files.ROWS, files.REQUESTS, ""):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with contextlib.suppress(FileNotFoundError if folder == files.ROWS else OSError):
             listed = sorted(disk.names(run / folder), key=lambda name: (name == files.STATUS, name))
             names += [str(Path(folder, name)) for name in listed]
     return [name for name in names if _travels(name) and os.path.isfile(run / name)]

@@ -205,6 +205,21 @@ def test_a_sender_cannot_choose_where_a_file_goes(tmp_path: Path, name: str) -> 
     assert not any(tmp_path.iterdir())
 
 
+def test_requests_that_cannot_be_listed_keep_no_rows_back(tmp_path: Path, monkeypatch) -> None:
+    with Store(tmp_path, "night") as store:
+        store.append(row(0))
+    before, real = travelling_files(tmp_path / "night"), disk.names
+
+    def names(directory: Path) -> list[str]:
+        if directory.name == run_files.REQUESTS:
+            raise PermissionError(errno.EACCES, "no")
+        return real(directory)
+
+    monkeypatch.setattr(disk, "names", names)
+    assert travelling_files(tmp_path / "night") == before
+    assert any(name.startswith(run_files.ROWS) for name in before)
+
+
 def test_a_file_that_goes_meanwhile_is_left_out(tmp_path: Path) -> None:
     """As rows do when the run ends and compacts them."""
     run = run_of(tmp_path / "there", 2).path
