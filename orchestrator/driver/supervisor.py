@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -109,6 +109,19 @@ def link_to_supervisor() -> SupervisorLink | None:
     return link
 
 
+@contextlib.contextmanager
+def signals_handled(
+    handlers: Mapping[int, Callable[[int, FrameType | None], object]],
+) -> Iterator[None]:
+    """Handle signals by their numbers while the block runs (main thread only)."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
 class StopSignal:
     """Stop requests. First: start nothing more; second: stop running attempts too (both write a
     row for every job); third: leave the loop at once.
@@ -154,13 +167,8 @@ class StopSignal:
                 force.daemon = True
                 force.start()
 
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, handler) for number in numbers}
-        try:
+        with signals_handled(dict.fromkeys(_STOP_SIGNALS, handler)):
             yield self
-        finally:
-            for number, old in before.items():
-                signal.signal(number, old)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,8 +259,14 @@ class Supervisor:
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> int:
-        """Run drivers until the run is over; its exit code."""
-        with self._signals():
+        """Run drivers until the run is over; its exit code. Stop signals are passed on, and the
+        driver is suspended and continued with this process."""
+        handlers = {
+            **dict.fromkeys(_STOP_SIGNALS, self._stop),
+            signal.SIGTSTP: self._suspend,
+            signal.SIGCONT: lambda *_: self._pass_on(signal.SIGCONT),
+        }
+        with signals_handled(handlers):
             while True:
                 last = self._run_driver()
                 self._ends.append(last)
@@ -326,22 +340,6 @@ class Supervisor:
             rows = Path(self._facts["results"], self._facts["run"], run_files.ROWS)
             return rows.stat().st_mtime_ns
         return 0
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Pass stop signals on, and be suspended and continued together with the driver."""
-        handlers = {
-            signal.SIGINT: self._stop,
-            signal.SIGTERM: self._stop,
-            signal.SIGTSTP: self._suspend,
-            signal.SIGCONT: lambda *_: self._pass_on(signal.SIGCONT),
-        }
-        before = {number: signal.signal(number, act) for number, act in handlers.items()}
-        try:
-            yield
-        finally:
-            for number, old in before.items():
-                signal.signal(number, old)
 
     def _stop(self, number: int, _frame: FrameType | None) -> None:
         self._stops += 1

@@ -65,7 +65,6 @@ class NodeAgent:
     def __init__(self) -> None:
         self._spawner: OwnSpawner | None = None  # unless it shares one
         self._spawner_gone = threading.Event()
-        self._sampler: CardSampler | None = None
         self._requests = protocol.Inbox[protocol.Request]()
         self._responses = protocol.Outbox[protocol.Response]()
         self._outcomes = OutcomeKeeper(None)
@@ -94,13 +93,12 @@ class NodeAgent:
             self._spawner = OwnSpawner(settings.preload, threads=threads, log=logs / log_name())
             spawner = self._spawner.shared
         threading.Thread(target=self._watch, args=(spawner.path,), daemon=True).start()
+        cards, left_out, lost = tuple(ids), tuple[str, ...](), tuple[str, ...]()
         if settings.watched:
-            self._sampler = self._workers.sampler = CardSampler(device.telemetry)
-            self._sampler.start()
-        cards, left_out = tuple(ids), tuple[str, ...]()
-        if settings.watched:
+            self._workers.sampler = CardSampler(device.telemetry)
+            self._workers.sampler.start()
             cards, left_out = usable_cards(accelerator, ids)
-        lost = lost_cards(accelerator) if settings.watched else ()
+            lost = lost_cards(accelerator)
         return protocol.HostFacts(
             threads=threads,
             version=__version__,
@@ -137,9 +135,9 @@ class NodeAgent:
                 self._look_at = now + _LOOK_S
                 self._workers.look()
                 progress = self._workers.progress()
-            if self._sampler is not None and now >= self._read_at:
+            if self._workers.sampler is not None and now >= self._read_at:
                 self._read_at = now + _TELEMETRY_S
-                telemetry = self._sampler.latest()
+                telemetry = self._workers.sampler.latest()
             gone = self._spawner_gone.is_set()
             changed = progress is not None and progress != self._reported
             news = responses or changed or telemetry is not None or gone

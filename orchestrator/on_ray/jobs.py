@@ -109,13 +109,13 @@ class Submission:
 
     def runtime_env(self, directory: Path) -> dict[str, Any]:
         """The runtime environment: ``directory`` to upload, and variables."""
-        state = git_state()
+        commit, dirty = git_state()
         variables = {
             "RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WAIT_S),
             "PYTHONUNBUFFERED": "1",
             SUBMITTER_VARIABLE: submitter(),
-            GIT_COMMIT_VARIABLE: state.commit,
-            GIT_DIRTY_VARIABLE: None if state.dirty is None else str(int(state.dirty)),
+            GIT_COMMIT_VARIABLE: commit,
+            GIT_DIRTY_VARIABLE: None if dirty is None else str(int(dirty)),
             RESULTS_VARIABLE: os.environ.get(RESULTS_VARIABLE),
         }
         known = {name: value for name, value in variables.items() if value}

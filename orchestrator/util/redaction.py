@@ -157,17 +157,12 @@ _LONGEST_WAIT = 1 << 12
 
 def redact(text: str, environment: Mapping[str, str]) -> str:
     """Return ``text`` without secret values of ``environment``, credentials and keys."""
-    return redactor_of(environment)(text)
+    return _redactor(tuple(environment.items()))(text)
 
 
 def error_line(error: object, limit: int = 500) -> str:
     """Return an error's message on one line, without secrets; its class if it has none."""
     return one_line(redact(str(error), os.environ), limit) or type(error).__name__
-
-
-def redactor_of(environment: Mapping[str, str]) -> Callable[[str], str]:
-    """Return the cached function that removes an environment's secrets from texts."""
-    return _redactor(tuple(environment.items()))
 
 
 @lru_cache(maxsize=8)

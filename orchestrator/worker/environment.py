@@ -14,7 +14,7 @@ import re
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -60,18 +60,10 @@ _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 TIMEOUT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GitState:
-    """A commit, and whether the tree had changes that it does not hold. None: not known."""
-
-    commit: str | None = None
-    dirty: bool | None = None
-
-
 def provenance() -> Provenance:
     """Provenance of the driver, as every row keeps it."""
-    state = git_state()
-    return Provenance(versions=versions(), git_commit=state.commit, git_dirty=state.dirty)
+    commit, dirty = git_state()
+    return Provenance(versions=versions(), git_commit=commit, git_dirty=dirty)
 
 
 @lru_cache(maxsize=1)
@@ -94,22 +86,22 @@ def versions() -> dict[str, str]:
     return known
 
 
-def git_state(directory: Path | None = None) -> GitState:
-    """Git state from the variables, else of the tree that tracks ``directory`` (default: ours)."""
+def git_state(directory: Path | None = None) -> tuple[str | None, bool | None]:
+    """The commit, and whether there are changes that it does not hold (None: not known), from the
+    variables, else of the tree that tracks ``directory`` (default: ours)."""
     commit = os.environ.get(GIT_COMMIT_VARIABLE, "")
     if _COMMIT.fullmatch(commit):
-        dirty = {"0": False, "1": True}.get(os.environ.get(GIT_DIRTY_VARIABLE, ""))
-        return GitState(commit=commit, dirty=dirty)
+        return commit, {"0": False, "1": True}.get(os.environ.get(GIT_DIRTY_VARIABLE, ""))
     directory = directory or Path(__file__).resolve().parent
     # A repository that merely contains a virtual environment does not count.
     if _git(directory, "ls-files", "--error-unmatch", "--", ".") is None:
-        return GitState()
+        return None, None
     commit = (_git(directory, "rev-parse", "HEAD") or "").strip()
     if not _COMMIT.fullmatch(commit):
-        return GitState()
+        return None, None
     # The index is not refreshed, since several drivers may look at one tree.
     changes = _git(directory, "status", "--porcelain", "--untracked-files=normal", ":/")
-    return GitState(commit=commit, dirty=None if changes is None else bool(changes.strip()))
+    return commit, None if changes is None else bool(changes.strip())
 
 
 def _git(directory: Path, *arguments: str) -> str | None:

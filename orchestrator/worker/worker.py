@@ -35,7 +35,7 @@ from orchestrator.core.settings import FIELDS
 from orchestrator.grid.dependencies import things, took
 from orchestrator.util.format import one_line
 from orchestrator.util.host import Interval, usable_cores
-from orchestrator.util.redaction import redact, redactor_of
+from orchestrator.util.redaction import redact
 from orchestrator.worker.cpu_slots import cpu_slot, processor_reading
 from orchestrator.worker.environment import versions
 from orchestrator.worker.memory_limit import MemoryLimit
@@ -277,7 +277,6 @@ class CardWorker:
                 f"workload {attempt.job.workload} gave back {type(result).__name__}, not a Result"
             )
         self._enter(attempt.attempt_id, "finish")
-        redact = redactor_of(os.environ)
         limit = self._limit.memory_bytes if self._limit else device.memory_limit_bytes()
         details = {
             **settings,
@@ -292,7 +291,7 @@ class CardWorker:
             result,
             compile_s=result.compile_s or compiled.compile_s or 0.0,
             metrics={str(name): float(value) for name, value in result.metrics.items()},
-            details={name: redact(text) for name, text in details.items()},
+            details={name: redact(text, os.environ) for name, text in details.items()},
         )
 
     def _set_threads(self, requested: int | None) -> int:

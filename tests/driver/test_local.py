@@ -31,7 +31,6 @@ from orchestrator.core.events import (
     WorkerStopped,
 )
 from orchestrator.core.job import Job, State
-from orchestrator.core.measurement import Measurement
 from orchestrator.core.outcome import FailureClass
 from orchestrator.core.topology import Card
 from orchestrator.driver.local import InProcessExecutor
@@ -158,64 +157,39 @@ def test_closing_drops_what_is_queued(executor: InProcessExecutor) -> None:
 # ---------------------------------------------------------------- searches for batch sizes
 
 
-@pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> list[Measurement]:
-    """Rows of two searches on a card of 86 MiB."""
-    home = tmp_path_factory.mktemp("searches")
-    sizes = {goal: {goal: {"cap": 24, "tolerance": 0.25}} for goal in ("max", "best")}
-    defaults = {"workload": "text-generation", "model": "tiny-chatglm3", "accelerator": "HPU"}
+@pytest.mark.slow
+def test_the_largest_batch_that_fits_a_card_of_86_mib_is_found(tmp_path: Path) -> None:
+    """What did not fit was refused by the kernel and ended as OUT_OF_MEMORY."""
+    single = {"repeat_flagged": 0, "warmup": 0, "min_repeats": 1, "max_repeats": 1}
+    kind = {"workload": "text-generation", "model": "tiny-chatglm3", "accelerator": "HPU"}
     lengths = {"input_tokens": 256, "output_tokens": 2, "ignore_eos": True, "prompts": 1}
+    search = {"batch_size": {"max": {"cap": 24, "tolerance": 0.25}}, "precision": "fp32"}
     grid = {
         "name": "night",
-        "defaults": {**defaults, **lengths, "precision": "fp32"},
-        "measure": {
-            "repeat_flagged": 0,
-            "warmup": 0,
-            "min_repeats": 1,
-            "max_repeats": 1,
-            "time_limit_s": 5,
-        },
-        "experiments": [{"name": goal, "batch_size": size} for goal, size in sizes.items()],
+        "measure": {**single, "time_limit_s": 5},
+        "experiments": [{"name": "max", **kind, **lengths, **search}],
     }
-    (home / "grid.yaml").write_text(json.dumps(grid))
+    (tmp_path / "grid.yaml").write_text(json.dumps(grid))
     options = ("--in-process", "--card-memory", "0.084", "--results", ".")
     done = subprocess.run(
         [sys.executable, "-m", "orchestrator", "run", "grid.yaml", *options],
-        cwd=home,
+        cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=patience(240),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return Store.existing(home, "night").measurements()
-
-
-def of(rows: list[Measurement], goal: str) -> tuple[Measurement, list[Measurement]]:
-    mine = [row for row in rows if row.batch_size_requested.startswith(goal)]
-    (final,) = [row for row in mine if row.final]
+    rows = Store.existing(tmp_path, "night").measurements()
+    (final,) = [row for row in rows if row.final]
+    tried = [row for row in rows if not row.final]
     assert final.state is State.SUCCEEDED
-    assert {row.state for row in mine} <= {State.SUCCEEDED, State.OUT_OF_MEMORY}
-    return final, [row for row in mine if not row.final]
-
-
-@pytest.mark.slow
-def test_the_largest_batch_that_fits_is_found(searched: list[Measurement]) -> None:
-    """What did not fit was refused by the kernel and ended as OUT_OF_MEMORY."""
-    final, tried = of(searched, "max")
     fits, refused = (
         [row.batch_size or 0 for row in tried if row.state is state]
         for state in (State.SUCCEEDED, State.OUT_OF_MEMORY)
     )
+    assert len(fits) + len(refused) == len(tried)
     assert max(fits) == final.batch_size < min(refused) <= 1.25 * max(fits) + 1
     told = re.search(r"batch size (\d+) fits and (\d+) does not.*\((\d+) probes\)", final.reason)
     assert told is not None, final.reason
     assert [int(number) for number in told.groups()] == [max(fits), min(refused), len(tried)]
-
-
-@pytest.mark.slow
-def test_the_fastest_batch_is_one_that_fits(searched: list[Measurement]) -> None:
-    final, tried = of(searched, "best")
-    fits = {row.batch_size for row in tried if row.state is State.SUCCEEDED}
-    assert final.batch_size in fits and len(fits) >= 2
-    assert f"batch size {final.batch_size} is the fastest of" in final.reason

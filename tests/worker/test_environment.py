@@ -13,7 +13,6 @@ import pytest
 from orchestrator.core.job import Accelerator
 from orchestrator.worker import environment
 from orchestrator.worker.environment import (
-    GitState,
     driver_version,
     git_state,
     provenance,
@@ -89,7 +88,7 @@ def test_a_tree_is_its_commit_and_dirty_by_what_git_does_not_ignore(
     if name is not None:
         (repository / name).write_text("x = 2\n")
     head = git(repository, "rev-parse", "HEAD")
-    assert git_state(repository) == GitState(commit=head, dirty=dirty)
+    assert git_state(repository) == (head, dirty)
 
 
 @needs_git
@@ -98,25 +97,25 @@ def test_a_copy_installed_inside_somebodys_repository_has_no_commit(repository: 
     installed = repository / "venv" / "site-packages" / "orchestrator"
     installed.mkdir(parents=True)
     (installed / "module.py").write_text("")
-    assert git_state(installed) == GitState()
+    assert git_state(installed) == (None, None)
 
 
 def test_neither_no_repository_nor_no_git_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert git_state(tmp_path) == GitState()
+    assert git_state(tmp_path) == (None, None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert git_state() == GitState()
+    assert git_state() == (None, None)
     assert provenance().git_commit is None
 
 
 def test_submission_tells_the_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(environment.GIT_COMMIT_VARIABLE, "0123abc")
-    assert git_state(tmp_path) == GitState(commit="0123abc", dirty=None)
+    assert git_state(tmp_path) == ("0123abc", None)
     monkeypatch.setenv(environment.GIT_DIRTY_VARIABLE, "1")
-    assert git_state(tmp_path) == GitState(commit="0123abc", dirty=True)
+    assert git_state(tmp_path) == ("0123abc", True)
     monkeypatch.setenv(environment.GIT_COMMIT_VARIABLE, "$(rm -rf /)")
-    assert git_state(tmp_path) == GitState()
+    assert git_state(tmp_path) == (None, None)
 
 
 def program(directory: Path, name: str, script: str) -> None:
