@@ -118,7 +118,7 @@ class StartWorker:
     world_size: int = 1
     gang: tuple[int, ...] = ()  # cards of its gang on this node, by local rank
     kind: str = ""  # of process: ``Job.process_kind`` of the first job it is to run
-    passport: bool = False  # whether its first attempt begins with the card's passport
+    check_card: bool = False  # whether its first attempt begins with a check of the card
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,7 +124,7 @@ class RankOutcome:
     model_was_resident: bool = False
     timed: tuple[float, float] | None = None  # the timed part, on its host's monotonic clock
     energy: Energy | None = None  # of this rank's card in that part
-    passport: Mapping[str, float] | None = None  # of its card, if requested
+    card_check: Mapping[str, float] | None = None  # figures of its card, if requested
     processor: ProcessorUse | None = None  # of this rank's process in that part
     turn: Turn | None = None  # None: its device shares no processors, or turns are impossible
 

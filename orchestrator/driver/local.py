@@ -119,7 +119,7 @@ class InProcessExecutor:
                 emulated=node.emulated,
                 memory_bytes=node.memory_bytes_per_card,
                 threads=1,
-                passport=command.passport,
+                check_card=command.check_card,
             )
         )
         try:

@@ -43,7 +43,7 @@ from orchestrator.util.host import STEP_S
 from orchestrator.watch.live import View, event_line
 
 
-class PassportBook:
+class CardChecks:
     """Collects and writes the card checks of a run, those of its earlier drivers included."""
 
     def __init__(self, store: Store, wall: Callable[[], float]) -> None:
@@ -69,10 +69,10 @@ class PassportBook:
         if record.attempt is None or record.outcome is None:
             return
         for rank in record.outcome.ranks:
-            if not rank.passport or rank.worker is None:
+            if not rank.card_check or rank.worker is None:
                 continue
             card = record.attempt.cards[rank.rank]
-            threads = rank.passport.get("threads")
+            threads = rank.card_check.get("threads")
             yield CardCheck(
                 run=self._store.run,
                 taken_at=self._wall(),
@@ -82,7 +82,7 @@ class PassportBook:
                 device_name=rank.worker.device_name,
                 emulated=rank.worker.emulated,
                 threads=None if threads is None else int(threads),
-                **{name: rank.passport.get(name) for name in FIGURES},
+                **{name: rank.card_check.get(name) for name in FIGURES},
             )
 
 
@@ -114,7 +114,7 @@ class Driver:
     trouble: Callable[[], str] = lambda: ""  # what is wrong with the cluster, while work goes on
     waiting: Callable[[], str] = lambda: ""  # whose cards the run waits for, while it has none
     asked_to_stop: Callable[[], tuple[int, str]] = lambda: (0, "")  # how often, and by whom
-    passports: PassportBook | None = None  # None: cards have none in this run
+    card_checks: CardChecks | None = None  # None: cards are not checked in this run
     stop: StopSignal = field(default_factory=StopSignal)
     clock: Callable[[], float] = time.monotonic  # of events and of every duration
     wall: Callable[[], float] = time.time  # the time of day, for people, notes and the deadline
@@ -229,7 +229,7 @@ class Driver:
                 for command in self.schedule.handle(event):
                     if isinstance(command, RecordRow):
                         self._rows.take(command)
-                        for slow in self.passports.saw(command) if self.passports else ():
+                        for slow in self.card_checks.saw(command) if self.card_checks else ():
                             self.view.line(f"SLOW card {slow}")
                         if command.attempt is not None:
                             ended.add(command.attempt.attempt_id)
@@ -237,8 +237,8 @@ class Driver:
                         heapq.heappush(self._wakes, command.at)
                     else:
                         others.append(command)
-            if self.passports is not None:
-                self.board.slow_cards = self.passports.slow
+            if self.card_checks is not None:
+                self.board.slow_cards = self.card_checks.slow
             # Skip attempts whose node was lost in this batch; they already have a row.
             lost = [
                 c for c in others if isinstance(c, RunAttempt) and c.attempt.attempt_id in ended

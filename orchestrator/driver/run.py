@@ -39,7 +39,7 @@ from orchestrator.driver.answers import (
 )
 from orchestrator.driver.board import PHASE_LIMITS_S, Board
 from orchestrator.driver.local import InProcessExecutor
-from orchestrator.driver.loop import Driver, DriveResult, PassportBook
+from orchestrator.driver.loop import Driver, DriveResult, CardChecks
 from orchestrator.driver.options import (
     RunOptions,
     kept_options,
@@ -178,7 +178,7 @@ def drive(
         outer = (executor, mirror, *logs)  # they may be in trouble while work goes on
         settings = ScheduleSettings(
             seed=seed,
-            passports=options.passports,
+            check_cards=options.passports,
             succeeded_before=options.supervisor is not None and options.supervisor.succeeded,
             follow_clock=not options.budget,
         )
@@ -211,7 +211,7 @@ def drive(
             ),
             asked_to_stop=lambda: stop_requests(store.path),
             write_status=lambda text: store.write_file(run_files.STATUS, redact(text, os.environ)),
-            passports=PassportBook(store, time.time) if options.passports else None,
+            card_checks=CardChecks(store, time.time) if options.passports else None,
             stop=stop,
         ).drive()
 

@@ -32,7 +32,7 @@ class Leases:
         self.start_s = pool.ledger.settings.worker_start_s
         self._pool, self._pending, self._ledger = pool, pool.pending, pool.ledger
         self._numbers = 0
-        self._examined: set[tuple[Card, bool]] = set()  # cards, alone and in a gang
+        self._checked: set[tuple[Card, bool]] = set()  # cards, alone and in a gang
 
     def lease_fresh(self, record: JobState, slots: SlotSet) -> None:
         """Lease a dequeued job ``slots``; it runs when its own workers are ready."""
@@ -40,8 +40,8 @@ class Leases:
         runs_at = self._ledger.now + self.start_s
         lease = self._open(record, slots, runs_at, record.estimate.total_s)
         gang = record.width > 1
-        wanted = [self._wants_passport(slot.card, gang=gang) for slot in slots]
-        lease.asks_passports = any(wanted)
+        wanted = [self._is_unchecked(slot.card, gang=gang) for slot in slots]
+        lease.checks_cards = any(wanted)
         for rank, slot in enumerate(slots):
             worker = slot.worker
             if worker is None:
@@ -76,7 +76,7 @@ class Leases:
                 worker_id=worker.worker_id,
                 card=slot.card,
                 kind=first.job.process_kind if first is not None else "",
-                passport=self._wants_passport(slot.card, gang=False),
+                check_card=self._is_unchecked(slot.card, gang=False),
             )
         )
 
@@ -187,14 +187,14 @@ class Leases:
                 gang=here if len(lease.slots) > 1 else (),
                 kind=lease.record.job.process_kind,
                 # All ranks of a gang or none: they exchange.
-                passport=lease.asks_passports,
+                check_card=lease.checks_cards,
             )
         )
 
-    def _wants_passport(self, card: Card, *, gang: bool) -> bool:
-        """Return whether the card has no passport yet from a worker of this sort."""
-        new = self._ledger.settings.passports and (card, gang) not in self._examined
-        self._examined.add((card, gang))
+    def _is_unchecked(self, card: Card, *, gang: bool) -> bool:
+        """Return whether the card is to be checked, by the first worker of this sort."""
+        new = self._ledger.settings.check_cards and (card, gang) not in self._checked
+        self._checked.add((card, gang))
         return new
 
     def _run_when_ready(self, lease: Lease) -> None:

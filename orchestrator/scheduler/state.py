@@ -48,7 +48,7 @@ class ScheduleSettings:
     stop_s: float = 30.0  # after that: for workers to end before the run counts as over
     stop_patience_s: float = 120.0  # longest wait for a stopped worker to end
     seed: int = 0  # draws the order of replicates
-    passports: bool = False  # whether the first attempt on each card begins with its passport
+    check_cards: bool = False  # whether the first attempt on each card begins with its check
 
 
 class Estimates(Protocol):
@@ -232,7 +232,7 @@ class Lease:
     ends_at: float  # estimated
     ready: dict[int, Worker] = field(default_factory=dict)  # by rank
     began_at: float | None = None  # time of its ``RunAttempt``
-    asks_passports: bool = False  # of its cards
+    checks_cards: bool = False  # before its attempt
     queued: bool = False  # its attempt was stopped while it waited for a CPU slot
 
     @property

@@ -245,7 +245,7 @@ def start_request(
         lost_cards=facts.lost_cards,
         threads=facts.threads,
         world_size=command.world_size,
-        passport=command.passport,
+        check_card=command.check_card,
         environment=environments[split_kind(command.kind)[0]],
         kind=command.kind,
     )

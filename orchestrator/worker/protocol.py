@@ -67,7 +67,7 @@ class WorkerConfig:
     #: Variables that must be set before torch is imported; the worker refuses to start without.
     environment: Mapping[str, str] = field(default_factory=dict)
     kind: str = ""  # of process (``Job.process_kind``): what was decided before its imports
-    passport: bool = False  # whether the first attempt begins with a check of the card
+    check_card: bool = False  # whether the first attempt begins with a check of the card
 
     @property
     def device(self) -> str:

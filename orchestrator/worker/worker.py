@@ -70,7 +70,7 @@ class CardWorker:
         self._timed_from: ProcessorReading | None = None
         self._timed_until: ProcessorReading | None = None
         self._turn: Turn | None = None
-        self._passport: dict[str, float] | None = None
+        self._card_check: dict[str, float] | None = None
         self._cores = usable_cores()
         self._jobs_before = 0
 
@@ -124,7 +124,7 @@ class CardWorker:
     ) -> RankOutcome:
         """Run one rank of an attempt to its end. Never raises ``Exception``."""
         lasted = Interval()
-        self._timed_from = self._timed_until = self._turn = self._passport = None
+        self._timed_from = self._timed_until = self._turn = self._card_check = None
         self._resident.was_used = False
         result, failure = None, None
         assert self.device is not None, "the worker was not started"
@@ -154,7 +154,7 @@ class CardWorker:
             timed=(timed[0].at, timed[1].at) if timed[0] and timed[1] else None,
             processor=use_between(timed[0], timed[1]) if timed[0] and timed[1] else None,
             turn=self._turn,
-            passport=self._passport,
+            card_check=self._card_check,
         )
         self._jobs_before += 1
         return outcome
@@ -255,8 +255,8 @@ class CardWorker:
             self._slot(attempt, rank, collective, threads) as self._turn,
         ):
             self._enter(attempt.attempt_id, "start")
-            if self.config.passport and not self._jobs_before:
-                self._passport = self._check_card(device, len(attempt.cards))
+            if self.config.check_card and not self._jobs_before:
+                self._card_check = self._check_card(device, len(attempt.cards))
             workload = registry.load(attempt.job.workload)
             context = base.JobContext(
                 device=device,

@@ -1,4 +1,4 @@
-"""Passports on disk, and where slow cards are named: report, status and doctor."""
+"""Card checks on disk, and where slow cards are named: report, status and doctor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orchestrator.cli.runs import run_lines
 from orchestrator.core.card_check import CardCheck, slow_cards, spread_of_runs
 from orchestrator.core.events import RecordRow
 from orchestrator.core.job import State
-from orchestrator.driver.loop import PassportBook
+from orchestrator.driver.loop import CardChecks
 from orchestrator.report.run_report import read_summary
 from orchestrator.store import files as run_files
 from orchestrator.store.history import (
@@ -32,7 +32,7 @@ from workloads.devices import Level
 from workloads.util.statistics import ALIKE
 
 
-def passport(index: int, speed: float = 1e12, **changes: object) -> CardCheck:
+def a_check(index: int, speed: float = 1e12, **changes: object) -> CardCheck:
     made = CardCheck(
         run="night",
         taken_at=1000.0 + index,
@@ -49,31 +49,31 @@ def passport(index: int, speed: float = 1e12, **changes: object) -> CardCheck:
 
 def test_a_card_is_held_against_its_like_only() -> None:
     """A tenth slower is slow, on emulated cards half."""
-    cards = [passport(n) for n in range(4)]
+    cards = [a_check(n) for n in range(4)]
     assert not slow_cards(cards)
-    (slow,) = slow_cards([*cards, passport(4, 0.85e12)])
+    (slow,) = slow_cards([*cards, a_check(4, 0.85e12)])
     assert str(slow) == "hpu-1/HPU4: matrix product at 85% of the other cards of its node"
-    assert not slow_cards([*cards, passport(4, 0.92e12)])
-    assert not slow_cards([*cards, passport(4, 0.5e12, node="hpu-2")])
-    assert not slow_cards([*cards, passport(4, 0.5e12, device_name="Gaudi3")])
-    assert not slow_cards([*cards, passport(4, 0.5e12, threads=1)])  # of one, not of two
-    emulated = [replace(each, emulated=True) for each in (*cards, passport(4, 0.55e12))]
+    assert not slow_cards([*cards, a_check(4, 0.92e12)])
+    assert not slow_cards([*cards, a_check(4, 0.5e12, node="hpu-2")])
+    assert not slow_cards([*cards, a_check(4, 0.5e12, device_name="Gaudi3")])
+    assert not slow_cards([*cards, a_check(4, 0.5e12, threads=1)])  # of one, not of two
+    emulated = [replace(each, emulated=True) for each in (*cards, a_check(4, 0.55e12))]
     assert not slow_cards(emulated)
-    assert slow_cards([*emulated, passport(5, 0.45e12, emulated=True)])
+    assert slow_cards([*emulated, a_check(5, 0.45e12, emulated=True)])
 
 
-def test_the_newest_passport_counts_and_keeps_what_only_an_older_one_has() -> None:
+def test_the_newest_check_counts_and_keeps_what_only_an_older_one_has() -> None:
     """A gang measures the link, a job on one card does not."""
-    cards = [passport(n, link_bytes_per_s=1e10) for n in range(3)]
-    cards += [passport(3, 1e12, link_bytes_per_s=4e9), passport(3, 1.01e12, taken_at=2000.0)]
+    cards = [a_check(n, link_bytes_per_s=1e10) for n in range(3)]
+    cards += [a_check(3, 1e12, link_bytes_per_s=4e9), a_check(3, 1.01e12, taken_at=2000.0)]
     (slow,) = slow_cards(cards)
     assert (slow.figure, slow.share) == ("link_bytes_per_s", pytest.approx(0.4))
-    again = passport(3, 1.01e12, taken_at=3000.0, link_bytes_per_s=1e10)
+    again = a_check(3, 1.01e12, taken_at=3000.0, link_bytes_per_s=1e10)
     assert not slow_cards([*cards, again])
 
 
 def test_the_table_is_typed_and_reads_back(tmp_path: Path) -> None:
-    told = [passport(0), passport(1, clock_mhz=1500.0)]
+    told = [a_check(0), a_check(1, clock_mhz=1500.0)]
     (tmp_path / run_files.CARD_CHECKS).write_bytes(table_of(CardCheck, told))
     assert read_card_checks(tmp_path) == tuple(told)
     table = pq.read_table(tmp_path / run_files.CARD_CHECKS)
@@ -93,7 +93,7 @@ def test_the_table_is_typed_and_reads_back(tmp_path: Path) -> None:
 def test_a_table_of_other_values_is_no_card_check(
     tmp_path: Path, name: str, values: list[object]
 ) -> None:
-    table = pq.read_table(io.BytesIO(table_of(CardCheck, [passport(0)])))
+    table = pq.read_table(io.BytesIO(table_of(CardCheck, [a_check(0)])))
     if name != "run":
         table = table.drop_columns([name])
     table = pa.Table.from_arrays([*table.columns, pa.array(values)], [*table.column_names, name])
@@ -108,7 +108,7 @@ def ended(index: int, speed: float) -> RecordRow:
     card = replace(this.cards[0], index=index)
     this = replace(this, cards=(card,))
     figures = {"matmul_flops": speed, "copy_bytes_per_s": 1e9}
-    done = rank(passport=figures, worker=worker(device_name="Gaudi2", emulated=False))
+    done = rank(card_check=figures, worker=worker(device_name="Gaudi2", emulated=False))
     return RecordRow(
         job=this.job,
         state=State.SUCCEEDED,
@@ -122,15 +122,15 @@ def ended(index: int, speed: float) -> RecordRow:
 def test_a_slow_card_is_named_while_it_runs_and_afterwards(tmp_path: Path) -> None:
     for night in range(3):
         with Store(tmp_path, f"night{night}") as store:
-            book = PassportBook(store, lambda: 5000.0)
-            assert [book.saw(ended(n, 1e12)) for n in range(3)] == [()] * 3
+            checks = CardChecks(store, lambda: 5000.0)
+            assert [checks.saw(ended(n, 1e12)) for n in range(3)] == [()] * 3
             store.append(row())
     with Store(tmp_path, "slow") as store:
-        book = PassportBook(store, lambda: 6000.0)
-        assert book.saw(ended(0, 1e12)) == ()
-        (said,) = book.saw(ended(1, 0.5e12))
+        checks = CardChecks(store, lambda: 6000.0)
+        assert checks.saw(ended(0, 1e12)) == ()
+        (said,) = checks.saw(ended(1, 0.5e12))
         assert said.startswith("hpu-1/HPU1: matrix product at 50% of")
-        assert book.saw(replace(ended(2, 1e12), outcome=None)) == ()
+        assert checks.saw(replace(ended(2, 1e12), outcome=None)) == ()
         store.append(row(0, card_indices=(1,)), row(1, card_indices=(0,)))
     summary, _ = read_summary(Store.existing(tmp_path, "slow"))
     (banner,) = [each for each in summary.banners if each.name == "Slow cards"]
@@ -143,17 +143,17 @@ def test_a_slow_card_is_named_while_it_runs_and_afterwards(tmp_path: Path) -> No
 
 def test_runs_differ_by_what_the_cards_have_in_common(tmp_path: Path) -> None:
     speeds = {"a": 1.0, "b": 0.9, "c": 1.0}
-    runs = {run: [passport(n, s * 1e12, run=run) for n in range(3)] for run, s in speeds.items()}
+    runs = {run: [a_check(n, s * 1e12, run=run) for n in range(3)] for run, s in speeds.items()}
     together = [each for own in runs.values() for each in own]
     wanted = pytest.approx(-math.log(0.9) / math.sqrt(3))
     assert spread_of_runs(together).deviation == wanted and spread_of_runs(together).values == 3
     assert spread_of_runs([*runs["a"], *runs["b"]]) == ALIKE  # too few to tell
-    others = [passport(7, 5e11, run="b"), passport(0, 2e12, run="c", threads=1)]
+    others = [a_check(7, 5e11, run="b"), a_check(0, 2e12, run="c", threads=1)]
     runs["a"][0] = replace(runs["a"][0], matmul_flops=4e11)
     assert spread_of_runs([*together[1:], runs["a"][0], *others]).deviation == pytest.approx(
         0.06, abs=0.02
     )
-    absent = {"a": [passport(9, 1e9, run="a")], "b": [passport(9, 9e9, run="b")], "c": []}
+    absent = {"a": [a_check(9, 1e9, run="a")], "b": [a_check(9, 9e9, run="b")], "c": []}
     for run, own in runs.items():  # one card is in the others' and not in the last one's
         with Store(tmp_path, run) as store:
             store.write_file(run_files.CARD_CHECKS, table_of(CardCheck, [*own, *absent[run]]))
@@ -164,11 +164,11 @@ def test_runs_differ_by_what_the_cards_have_in_common(tmp_path: Path) -> None:
 
 def test_a_card_of_few_runs_says_nothing_about_the_spread() -> None:
     runs = "abcd"
-    once = [passport(n, 1e12 * (1 - n / 10), run=run) for n, run in enumerate(runs)]
+    once = [a_check(n, 1e12 * (1 - n / 10), run=run) for n, run in enumerate(runs)]
     assert spread_of_runs(once) == ALIKE
-    twice = [passport(n, 1e12 * (n + 1), run=runs[n + 1]) for n in range(3)]
+    twice = [a_check(n, 1e12 * (n + 1), run=runs[n + 1]) for n in range(3)]
     assert spread_of_runs([*once, *twice]) == ALIKE
-    always = [passport(9, 9e11 if run == "b" else 1e12, run=run) for run in runs]
+    always = [a_check(9, 9e11 if run == "b" else 1e12, run=run) for run in runs]
     alone = spread_of_runs(always)
     assert alone.values == 4 and alone.deviation == pytest.approx(-math.log(0.9) / 2)
     assert spread_of_runs([*always, *once, *twice]) == alone

@@ -200,14 +200,14 @@ def test_a_job_computes_with_the_threads_that_it_asks_for(
 ) -> None:
     own = partial(cpu_slot, path=tmp_path / "slots.lock")
     monkeypatch.setattr("orchestrator.worker.worker.cpu_slot", own)
-    worker = started(threads=1, passport=True)
+    worker = started(threads=1, check_card=True)
     more = len(usable_cores()) + 1
     outcomes = [worker.run(tiny(1, threads=asked)) for asked in (more, None, 2)]
     assert [details(each)["threads"] for each in outcomes] == [str(more), "1", "2"]
     assert [each.worker.threads for each in outcomes if each.worker] == [more, 1, 2]
     assert [each.turn.oversubscribed for each in outcomes if each.turn] == [True, False, more < 3]
     assert [each.model_was_resident for each in outcomes] == [False, True, True]
-    assert outcomes[0].passport is not None and outcomes[0].passport["threads"] == more
+    assert outcomes[0].card_check is not None and outcomes[0].card_check["threads"] == more
 
 
 def test_secrets_of_the_environment_stay_out_of_the_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The passport of a card: quick, and it finds a card that is really slow."""
+"""The check of a card: quick, and it finds a card that is really slow."""
 
 from __future__ import annotations
 
