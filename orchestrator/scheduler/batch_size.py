@@ -161,11 +161,6 @@ def next_size(history: History, search: Search, fitting: int | None = None) -> i
     return next_larger(history, search, fitting)
 
 
-def answer(history: History, search: Search) -> int | None:
-    """The best size so far; None if no size fits."""
-    return fastest(history, search) if search.goal == "best" else largest_fit(history)
-
-
 def why(history: History, search: Search) -> str:
     """Short reason why the search stopped."""
     return (why_fastest if search.goal == "best" else why_largest)(history, search)
@@ -242,7 +237,7 @@ def tied(one: Interval, other: Interval, tolerance: float) -> bool:
 
 
 def next_faster(history: History, search: Search) -> int | None:
-    """The size to measure next for the fastest; None when ``fastest`` is the answer."""
+    """The size to measure next for the fastest; None when ``answer`` is final."""
     ceiling = _smallest_misfit(history)
     sizes = [size for size in powers(search.cap) if ceiling is None or size < ceiling]
     if not sizes or len(history) >= most_trials(search.cap):
@@ -269,8 +264,9 @@ def next_faster(history: History, search: Search) -> int | None:
     return None
 
 
-def fastest(history: History, search: Search) -> int | None:
-    """The smallest size that is tied with the highest throughput; None if none was measured."""
+def answer(history: History, search: Search) -> int | None:
+    """The best size so far: the smallest that is tied with the highest throughput, or the largest
+    that fits where none was measured; None if none fits."""
     fitting = _fitting(history).items()
     rates = {size: trial.rate for size, trial in fitting if trial.fits and trial.rate is not None}
     if not rates:
@@ -281,7 +277,7 @@ def fastest(history: History, search: Search) -> int | None:
 
 def why_fastest(history: History, search: Search) -> str:
     """Short reason why a size is the fastest."""
-    chosen = fastest(history, search)
+    chosen = answer(history, search)
     if chosen is None:
         return why_largest(history, search)
     text = f"batch size {chosen} is the fastest of {', '.join(map(str, sorted(history)))}"

@@ -51,12 +51,9 @@ def figure_of(constraint: Constraint) -> str:
 
 def space_of(jobs: Sequence[Job]) -> Space:
     """The jobs' settings by role: sequences in flight, lengths, cards, sizes and categories."""
-    roles: dict[str, Role] = {
-        **dict.fromkeys(("workload", "model", "dataset", "accelerator"), Role.CATEGORY),
-        **dict.fromkeys(("precision", "engine", "batch"), Role.CATEGORY),
-        "cards": Role.CARDS,
-        "sequences": Role.LOAD,
-    }
+    names = ("workload", "model", "dataset", "accelerator", "precision", "engine")
+    roles = dict.fromkeys((*names, "batch"), Role.CATEGORY)
+    roles |= {"cards": Role.CARDS, "sequences": Role.LOAD}
     cells: list[dict[str, Scalar]] = []
     for job in jobs:
         sized = isinstance(job.batch_size, int)
@@ -66,16 +63,10 @@ def space_of(jobs: Sequence[Job]) -> Space:
                 roles.setdefault(name, Role.OUTPUT if "output" in name else Role.INPUT)
             else:
                 roles.setdefault(name, Role.SIZE)
-        fields: dict[str, Scalar] = {
-            name: str(getattr(job, name))
-            for name in ("workload", "model", "dataset", "accelerator")
-        }
         cells.append(
             {
                 **dict(job.parameters),
-                **fields,
-                "precision": job.precision,
-                "engine": job.engine,
+                **{name: str(getattr(job, name)) for name in names},
                 "batch": "" if sized else str(job.batch_size),
                 "cards": job.cards,
                 "sequences": job.cards * (int(job.batch_size) if sized else 1),

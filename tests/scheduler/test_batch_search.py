@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil, log2
 from random import Random
 
@@ -17,7 +18,7 @@ from orchestrator.scheduler.batch_size import (
     MOST_JUMPS,
     MemoryBook,
     Trial,
-    fastest,
+    answer,
     largest_fit,
     most_trials,
     next_faster,
@@ -143,7 +144,17 @@ def look_for_fastest(
         true = rates[sizes.index(size)]
         measured = [true * (1 + draw.gauss(0, noise)) for _ in range(4)]
         history[size] = Trial(fits=True, rate=mean_interval(measured))
-    return fastest(history, search), len(history), why(history, search)
+    return answer(history, search), len(history), why(history, search)
+
+
+def hill(peak: int, count: int, share: Callable[[], float]) -> list[float]:
+    """Rates that fall from the peak on either side, each to a share of the one before it."""
+    rates = [1000.0] * count
+    for at in range(peak - 1, -1, -1):
+        rates[at] = rates[at + 1] * share()
+    for at in range(peak + 1, count):
+        rates[at] = rates[at - 1] * share()
+    return rates
 
 
 @st.composite
@@ -151,12 +162,7 @@ def hills(draw: st.DrawFn) -> tuple[int, list[float]]:
     """A cap, and rates that rise strictly to one peak and fall after it."""
     count = draw(st.integers(1, 17))
     peak = draw(st.integers(0, count - 1))
-    rates = [1000.0] * count
-    for at in [*range(peak - 1, -1, -1)]:
-        rates[at] = rates[at + 1] * draw(st.floats(0.3, 0.99))
-    for at in range(peak + 1, count):
-        rates[at] = rates[at - 1] * draw(st.floats(0.3, 0.99))
-    return 1 << (count - 1), rates
+    return 1 << (count - 1), hill(peak, count, lambda: draw(st.floats(0.3, 0.99)))
 
 
 @given(hill=hills(), fits=st.none() | st.integers(0, 70_000))
@@ -178,11 +184,7 @@ def test_noise_costs_no_more_than_it_hides() -> None:
     kept = []
     for seed in range(300):
         draw = Random(seed)
-        peak, rates = draw.randrange(11), [1000.0] * 11
-        for at in range(peak - 1, -1, -1):
-            rates[at] = rates[at + 1] * draw.uniform(0.5, 0.97)
-        for at in range(peak + 1, 11):
-            rates[at] = rates[at - 1] * draw.uniform(0.5, 0.97)
+        rates = hill(draw.randrange(11), 11, lambda: draw.uniform(0.5, 0.97))  # noqa: B023
         found, trials, _ = look_for_fastest(rates, 1024, noise=0.01, seed=seed)
         assert found is not None and trials <= most_trials(1024) == 8
         kept.append(rates[powers(1024).index(found)] / max(rates))
