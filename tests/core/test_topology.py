@@ -62,11 +62,6 @@ def test_more_cards_than_a_node_means_whole_nodes() -> None:
     assert legal_card_sets(nodes(3), HPU, 12) == []
 
 
-def test_a_shared_server_gives_only_groups_that_are_wholly_ours() -> None:
-    pairs = legal_card_sets([node(card_indices=(0, 2, 3))], HPU, 2)
-    assert [[card.index for card in cards] for cards in pairs] == [[2, 3]]
-
-
 @given(
     accelerator=KINDS, count=st.integers(-2, 40), size=st.integers(1, 16), servers=st.integers(1, 4)
 )

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
-import pickle
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
-import yaml
-from core_cases import a_job
 from grid_cases import HEAD, experiments, grid, one
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, model_validator
 
 from orchestrator.core.errors import GridError
-from orchestrator.core.job import Accelerator, Job, Parameters
+from orchestrator.core.job import Accelerator, Job
 from orchestrator.grid.experiment import STRUCTURE, parse_range
 from orchestrator.grid.parser import parse_grid
 from orchestrator.grid.vocabulary import (
     FIELD_NAMES,
     Fault,
-    JobFields,
     Vocabulary,
 )
 from workloads.base import MeasureSettings
@@ -278,51 +272,12 @@ def test_rules_over_several_parameters_are_checked_for_every_job(
     assert [p.line for p in caught.value.problems] == [3]
 
 
-_KEYS = ["name", "experiments", "defaults", "measure", "axes", "zip", "include", "exclude"]
-_WORDS = st.sampled_from([*_KEYS, *JobFields.model_fields, "output_tokens", "warmup", "x"])
-_VALUES = st.sampled_from(
-    ["g", "text-generation", "fp32", "max", "1..4 *2", "4..1", 0, 1, 2.5, True, None, "HPU"]
-)
-_SHAPES = st.recursive(
-    _VALUES,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_WORDS, inner, max_size=4),
-    max_leaves=12,
-)
-
-
-@pytest.mark.parametrize(
-    "parameters", [(), (("b", 1), ("a", True)), (("a", 1.0), ("b", None), ("c", 'é"\\'))]
-)
-def test_the_identity_is_the_content_as_canonical_json(parameters: Parameters) -> None:
-    """Put together from parts, it is what `json.dumps` makes of the whole: ids never change."""
-    job = a_job(model="mö", accelerator=Accelerator.GPU, batch_size="max", parameters=parameters)
-    text = json.dumps(job.identity(), sort_keys=True, separators=(",", ":"))
-    assert job.job_id == hashlib.sha256(text.encode()).hexdigest()[:16]
-    assert pickle.loads(pickle.dumps(job)).job_id == job.job_id
-    assert replace(job, batch_size=5).job_id != job.job_id
-    assert replace(job, experiment="other").job_id == job.job_id
-
-
 def test_a_grid_knows_its_text_and_where_a_job_has_its_settings() -> None:
     made = one("axes: {cards: [1, 2]}  # why\nprecision: fp32")
     assert made.text.count("# why") == 1 and made.file == "g.yaml"
     problem = made.problem(made.jobs()[1], "cards", 2, "too many")
     assert (problem.line, problem.column) == (5, 23)
     assert made.problem(made.jobs()[1], "isolation", "warm", "x").line == 4  # a built-in default
-
-
-@given(st.dictionaries(_WORDS, _SHAPES, max_size=5), st.booleans())
-def test_any_structure_is_a_grid_or_a_grid_error(data: dict[str, object], framed: bool) -> None:
-    """With a sound frame around a random experiment it reaches deeper."""
-    if framed:
-        block = {**data, "name": "e", "workload": "text-generation", "model": "m"}
-        data = {"name": "g", "experiments": [block]}
-    try:
-        made = grid(yaml.safe_dump(data))
-    except GridError as error:
-        assert all(problem.line is not None for problem in error.problems)
-    else:
-        assert made.jobs()
 
 
 RENAMED = [

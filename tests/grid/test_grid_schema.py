@@ -9,17 +9,20 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
-from grid_cases import HEAD, grid
+from grid_cases import HEAD, grid, vocabulary
 
 from orchestrator.cli.main import main
 from orchestrator.core.errors import GridError
 from orchestrator.grid.experiment import STRUCTURE, parse_range
+from orchestrator.grid.parser import load_grid
 from orchestrator.grid.schema import grid_schema, grid_schema_text
 from orchestrator.grid.vocabulary import FIELD_NAMES, GridFile, MeasureBlock
 from tools.documents.settings import document
 from workloads.devices import DEVICES
 from workloads.models.precision import PRECISIONS
 from workloads.registry import WORKLOADS
+from workloads.training.techniques import all_techniques
+from workloads.training.techniques.strategy import Strategy
 
 GRIDS = Path(__file__).resolve().parents[2] / "grids"
 SHIPPED = sorted(GRIDS.glob("*.yaml"))
@@ -135,10 +138,6 @@ def test_examples_load_and_satisfy_the_schema(example: str) -> None:
     VALIDATOR.validate(yaml.safe_load(example))
 
 
-def test_there_are_examples() -> None:
-    assert len(EXAMPLES) >= 2
-
-
 def documented(section: str) -> dict[str, str]:
     """First cell -> second cell of the rows of a section's table."""
     body = TEXT.split(f"\n## {section}\n")[1].split("\n## ")[0]
@@ -147,6 +146,7 @@ def documented(section: str) -> dict[str, str]:
 
 
 def test_every_key_is_documented() -> None:
+    assert len(EXAMPLES) >= 2
     assert set(documented("Top level")) == set(GridFile.model_fields)
     experiment = {key for key in documented("Experiments") if ".." not in key}
     assert experiment == set(STRUCTURE)
@@ -171,3 +171,23 @@ def test_ranges_mean_what_the_document_says() -> None:
     assert len(rows) == 3
     for text, numbers in rows:
         assert list(parse_range(text)) == [int(n) for n in numbers.split(",")]  # type: ignore[arg-type]
+
+
+def test_every_technique_has_a_row_and_each_experiment_its_baseline() -> None:
+    """Strategies have a grid of their own (chatglm3-finetune)."""
+    jobs = load_grid(GRIDS / "techniques.yaml", vocabulary=vocabulary()).jobs()
+    rows = [dict(job.parameters) for job in jobs]
+    for kind in all_techniques():
+        changed = any(
+            row[name] != info.default for row in rows for name, info in kind.model_fields.items()
+        )
+        assert changed != (kind is Strategy), kind.title
+    defaults = {
+        name: info.default
+        for kind in all_techniques()
+        if kind is not Strategy
+        for name, info in kind.model_fields.items()
+    }
+    for experiment in ("lora", "full", "gang"):
+        own = [row for row, job in zip(rows, jobs, strict=True) if job.experiment == experiment]
+        assert any(all(row[name] == value for name, value in defaults.items()) for row in own)

@@ -26,7 +26,6 @@ from orchestrator.grid.dependencies import (
     Thing,
     calibration_of,
     measured_again,
-    needs_of,
     quality_reference_of,
     took,
     with_implied,
@@ -58,11 +57,6 @@ def run(*jobs: Job, **needs: tuple[Job, ...]) -> list[PlannedJob]:
         )
         for each in jobs
     ]
-
-
-def test_a_job_with_an_adapter_needs_the_job_that_saves_it() -> None:
-    assert needs_of([USER, OTHER, SAVER]) == {USER.job_id: (SAVER.job_id,)}
-    assert needs_of([USER, OTHER]) == {}
 
 
 def test_what_needs_an_unsupported_job_is_unsupported_for_that_reason() -> None:

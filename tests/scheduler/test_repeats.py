@@ -104,11 +104,7 @@ def test_a_repeat_that_is_no_better_is_not_final_and_is_repeated_only_as_often_a
     assert names_of(cluster.rows) == [("a", True, 0), ("a", False, 1), ("a", False, 2)]
 
 
-def test_none_are_repeated_where_the_grid_says_so_or_after_a_stop() -> None:
-    never = {"measure": MeasureSettings(repeat_flagged=0)}
-    cluster = busy_cluster(named("a", **never), cards=1, judge=Judge("a"))
-    cluster.play_out()
-    assert names_of(cluster.rows) == [("a", True, 0)]
+def test_none_are_repeated_after_a_stop() -> None:
     stopped = busy_cluster(named("a"), cards=1, judge=Judge("a"))
     stopped.stop_request()
     stopped.play_out()
@@ -145,15 +141,6 @@ def test_flagged_rows_of_an_earlier_driver_are_repeated_too() -> None:
     assert names_of(cluster.rows) == [("b", True, 0), ("a", True, 1)]
     assert cluster.rows[-1].attempt is not None and cluster.rows[-1].attempt.number == 4
     assert sum(cluster.schedule.counts().values()) == 1
-
-
-def test_a_repeat_is_not_begun_that_cannot_end_before_the_deadline() -> None:
-    cluster = busy_cluster(
-        named("a"), named("b"), cards=1, judge=Judge("ab"), work_until=1000.0 + 350.0,
-        follow_clock=False,
-    )  # fmt: skip
-    cluster.play_out()
-    assert names_of(cluster.rows)[:2] != [] and len(cluster.rows) == 3
 
 
 def repeats_come_last(

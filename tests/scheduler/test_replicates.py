@@ -139,12 +139,6 @@ def test_the_seed_draws_the_order_and_repeats_it() -> None:
     assert order_of(play(rest, [node(cards=1)], 3))[:7] == nights[3][5:12]
 
 
-def test_without_replicates_nothing_is_shuffled() -> None:
-    jobs = [PlannedJob(job=job(str(n)), action=Action.RUN) for n in range(12)]
-    first, second = (play(jobs, [node(cards=2)], seed) for seed in (1, 2))
-    assert order_of(first) == order_of(second)
-
-
 def test_a_batch_that_does_not_fit_is_not_tried_again_by_other_replicates() -> None:
     jobs = replicated([job(batch_size=size) for size in (8, 16)], 3)
     settings = replace(QUIET, faults=Faults(fits_up_to=8))

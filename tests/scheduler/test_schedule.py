@@ -165,29 +165,12 @@ def test_a_gang_spans_cards_of_a_server_that_came_at_different_times() -> None:
     assert cluster.finals()["gang"].state is State.SUCCEEDED
 
 
-def test_a_gang_never_starves_behind_one_card_jobs() -> None:
-    cluster = busy_cluster(
-        job("gang", cards=8),
-        *numbered(60),
-        on=nodes(2),
-        estimates=Fixed(run_s=50.0, load_s=0, by_name={"gang": 10}),
-        worker_start_s=1.0,
-    )
-    cluster.leave(cluster.run_of("gang").cards[0].node_id)
-    ended = 0
-    while not any(s.world_size == 8 for s in cluster.starting.values()):
-        cluster.ends(next(iter(cluster.running.values())).attempt, took=6.0)
-        cluster.stopped()
-        ended += 1
-    assert ended == 8  # those that ran when it came, and not one more
-    cluster.play_out()
-
-
 def test_backfill_takes_only_what_ends_in_time() -> None:
-    jobs = [job("gang", cards=2), job("long"), job("soon"), job("tiny"), job("big")]
-    lasts = {"gang": 100, "long": 90, "soon": 20, "tiny": 15, "big": 80}
+    jobs = [job(name) for name in ("long", "late", "soon", "tiny", "big")]
+    lasts = {"gang": 100, "long": 90, "late": 75, "soon": 20, "tiny": 15, "big": 80}
+    estimates = Fixed(load_s=0, by_name=lasts)
     cluster = busy_cluster(
-        *jobs, on=nodes(2, cards=2), estimates=Fixed(load_s=0, by_name=lasts), worker_start_s=1.0
+        job("gang", cards=2), *jobs, on=nodes(2, cards=2), estimates=estimates, worker_start_s=1.0
     )
     home = cluster.run_of("gang").cards[0].node_id
     assert {run.attempt.job.dataset for run in cluster.running.values()} == {"gang", "long", "big"}
@@ -197,21 +180,7 @@ def test_backfill_takes_only_what_ends_in_time() -> None:
     cluster.ends(cluster.run_of("soon"), took=20)
     assert cluster.run_of("tiny")
     cluster.ends(cluster.run_of("tiny"), took=15)
-    cluster.play_out()
-
-
-def test_backfill_refuses_what_would_delay_the_gang() -> None:
-    jobs = [job("gang", cards=2), job("a"), job("b"), job("late")]
-    lasts = {"gang": 200, "a": 90, "b": 80, "late": 75}
-    cluster = busy_cluster(
-        *jobs, on=nodes(2, cards=2), estimates=Fixed(load_s=0, by_name=lasts), worker_start_s=1.0
-    )
-    cluster.leave(cluster.run_of("gang").cards[0].node_id)
-    cluster.ends(cluster.run_of("b"), took=80)  # "a" has 10 s left, "late" takes 75
-    assert {run.attempt.job.dataset for run in cluster.running.values()} == {"a"}
-    cluster.ends(cluster.run_of("a"), took=10)
-    cluster.stopped()
-    assert {s.world_size for s in cluster.starting.values()} == {2}
+    assert {run.attempt.job.dataset for run in cluster.running.values()} == {"long"}
     cluster.play_out()
     assert cluster.states() == {State.SUCCEEDED}
 

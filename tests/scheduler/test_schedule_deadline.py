@@ -125,19 +125,6 @@ def test_the_margin_of_an_estimate_counts() -> None:
         assert cluster.finals()["a"].state is state
 
 
-def test_short_jobs_fill_the_gap_that_is_left() -> None:
-    lasting = Fixed(by_name={"long": 300.0, "short": 20.0})
-    jobs = planned(
-        *[job("long", model=f"m{n}") for n in range(4)],
-        *[job("short", model=f"s{n}", isolation=i) for n in range(2) for i in ("warm", "process")],
-    )
-    quiet = SimulationSettings(noise=0.0)
-    how = ScheduleSettings(work_until=420.0)
-    one = simulate(jobs, nodes(1, 1), lasting, settings=quiet, schedule_settings=how)
-    ran = Counter(row.job.dataset for row in one.rows if row.state is State.SUCCEEDED)
-    assert ran == {"long": 1, "short": 2} or ran == {"short": 4}
-
-
 def test_a_reservation_is_given_up_when_its_gang_has_become_too_late() -> None:
     lasting = Fixed(by_name={"a": 100.0, "b": 90.0, "gang": 200.0, "c": 110.0}, load_s=0.0)
     jobs = planned(job("a"), job("b"), job("c", model="c"), job("gang", cards=2))

@@ -13,7 +13,6 @@ from schedule_cases import (
     cluster_of,
     job,
     kinds,
-    node,
     nodes,
     numbered,
 )
@@ -64,20 +63,6 @@ def test_a_retry_comes_back_when_elsewhere_has_gone() -> None:
     assert cluster.running
     cluster.play_out()
     assert cluster.states() == {State.SUCCEEDED}
-
-
-def test_a_retry_goes_elsewhere_when_another_card_comes() -> None:
-    cluster = busy_cluster(
-        job("a"), job("b"), cards=1, estimates=Fixed(by_name={"a": 300.0, "b": 100.0})
-    )
-    cluster.ends(cluster.run_of("a"), State.FAILED, FailureClass.ERROR)
-    cluster.stopped()
-    [on_n1] = cluster.starting
-    cluster.join(node("n2", cards=1))
-    cluster.ready(on_n1)
-    assert cluster.only().job.dataset == "b"
-    cluster.ready()
-    assert cluster.run_of("a").cards[0].node_id == "n2"
 
 
 @pytest.mark.parametrize("cards", [2, 3])

@@ -103,15 +103,6 @@ def test_the_command_prints_makespan_bound_and_use(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("rate", ["-1", "2", "many"])
-def test_the_command_refuses_a_rate_that_is_none(
-    rate: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["simulate", "grids/smoke.yaml", f"--faults={rate}"])
-    assert "is not a number from 0 to 1" in capsys.readouterr().err
-
-
 # ---------------------------------------------------------------- laws over random runs
 
 
