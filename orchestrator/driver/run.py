@@ -39,7 +39,7 @@ from orchestrator.driver.answers import (
 )
 from orchestrator.driver.board import PHASE_LIMITS_S, Board
 from orchestrator.driver.local import InProcessExecutor
-from orchestrator.driver.loop import Driver, DriveResult, CardChecks
+from orchestrator.driver.loop import CardChecks, Driver, DriveResult
 from orchestrator.driver.options import (
     RunOptions,
     kept_options,
