@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 
 from workloads.base import JobDescription
+from workloads.devices.base import installed_version
 from workloads.models.attention import PACKAGES as OF_ATTENTIONS
 from workloads.models.catalog import known_config
 from workloads.models.precision import support
@@ -82,10 +82,7 @@ def packages_of_jobs() -> tuple[tuple[str, str], ...]:
     versions = []
     for module, package in INSTALLED_BY.items():
         version = ""
-        if importlib.util.find_spec(module) is not None:
-            try:
-                version = metadata.version(package.strip("'").partition(">")[0])
-            except metadata.PackageNotFoundError:  # another build of it
-                version = "unknown"
+        if importlib.util.find_spec(module) is not None:  # of another build no version is known
+            version = installed_version(package.strip("'").partition(">")[0]) or "unknown"
         versions.append((module, version))
     return tuple(versions)

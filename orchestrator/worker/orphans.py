@@ -146,7 +146,7 @@ def end_users_of(directory: OwnedDirectory) -> None:
 
     def users() -> list[ProcessStat]:
         users = _with_descendants(lambda one: variable_of(one.pid, DIRECTORY_VARIABLE) == path)
-        if directory.is_abandoned:
+        if directory.process.is_gone():
             return users
         own = {process.pid for process in descendants(os.getpid(), processes())}
         return [user for user in users if user.pid not in own]
@@ -279,7 +279,7 @@ def main(path: str) -> int:
         return 0
     deadline = time.monotonic() + _GUARD_S
     while (directory := owned_directory(Path(path))) is not None and time.monotonic() < deadline:
-        if directory.is_abandoned:
+        if directory.process.is_gone():
             with contextlib.suppress(TimeoutError):
                 end_users_of(directory)
                 directory.remove()

@@ -172,8 +172,8 @@ def _warm_up(loop: _Loop, settings: MeasureSettings, plan: WarmupPlan) -> Warmth
         return Warmth(shapes=len(shapes) or None)
     cut, steps, met = False, 0, frozenset[Hashable]()
     if plan.rehearse is not None:
-        done = rehearse(plan, loop.context.clock, loop.warmup_until, loop.context.collective)
-        cut, steps, met = done.cut, done.steps, done.met
+        context = loop.context
+        steps, met, cut = rehearse(plan, context.clock, loop.warmup_until, context.collective)
     firsts: frozenset[int] = frozenset()  # the first batch of each shape
     if plan.compiled and plan.rehearse is None:
         numbered = reversed([*enumerate(plan.shapes)])

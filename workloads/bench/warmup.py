@@ -140,15 +140,6 @@ class Warmth:
     timed_cpu_fallbacks: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Rehearsed:
-    """The rehearsals of one rank."""
-
-    steps: int
-    met: frozenset[Hashable]
-    cut: bool  # the time ran out
-
-
 def to_rehearse(
     shapes: Sequence[Sequence[Hashable]], sizes: Sequence[Sequence[int]] = ()
 ) -> list[int]:
@@ -169,8 +160,9 @@ def to_rehearse(
 
 def rehearse(
     plan: WarmupPlan, clock: Callable[[], float], deadline: float, collective: Collective
-) -> Rehearsed:
-    """Run every shape once and the last until it settles, the same steps on all ranks."""
+) -> tuple[int, frozenset[Hashable], bool]:
+    """Run every shape once and the last until it settles, the same steps on all ranks. Returns the
+    number of steps, the shapes met, and whether time ran out."""
     assert plan.rehearse is not None
     met: set[Hashable] = set()
     steps = 0
@@ -197,7 +189,7 @@ def rehearse(
         took, late = once(numbers[-1])
         seconds.append(took)
     whole = met >= {*plan.shapes} and settled(seconds)
-    return Rehearsed(steps, frozenset(met), late and not whole)
+    return steps, frozenset(met), late and not whole
 
 
 def repeated_if_compiled(

@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from workloads.base import (
     BadConfiguration,
@@ -34,10 +34,6 @@ from workloads.base import (
 )
 from workloads.devices import CardFacts, DeviceSpec, Texts
 from workloads.devices.monitor.host import CardTelemetry, CardUse, occupation
-
-if TYPE_CHECKING:
-    pass
-
 
 # Compilation counters, and compiled code cached on a node's disk.
 #

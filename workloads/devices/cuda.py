@@ -17,22 +17,13 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from workloads.base import (
-    CardFaulty,
-    CardNotAcquired,
-    CollectiveFailed,
-    OutOfMemory,
-    supported,
-)
+from workloads.base import CardFaulty, CardNotAcquired, CollectiveFailed, OutOfMemory, supported
 from workloads.devices import NF4, DeviceSpec, Finding, Level, ServerFacts, Texts, release_of
 from workloads.devices.base import Device, command_output, version_in
 from workloads.devices.monitor import nvidia
 from workloads.devices.monitor.host import CardTelemetry, CardUse
-
-if TYPE_CHECKING:
-    pass
 
 #: By CUDA's runtime and driver, its libraries, NCCL, Triton, ONNX Runtime and NVML. Faults of the
 #: card that a job's own kernel may cause, too, are the card's until the job fails on another.

@@ -68,12 +68,6 @@ class Target:
     usage: bool = True  # ask for the token counts at a stream's end (``stream_options``)
     extra: Mapping[str, Any] = field(default_factory=dict)  # more fields of each request's body
 
-    @property
-    def endpoints(self) -> list[str]:
-        """The addresses that requests are posted to, by server."""
-        path = "/v1/completions" if self.api == "completions" else "/v1/chat/completions"
-        return [url.rstrip("/") + path for url in self.urls]
-
     def body(self, prompt: Prompt, output_tokens: int) -> bytes:
         """Return a request's body; BadConfiguration for token ids to the chat API."""
         content: dict[str, Any] = {"prompt": prompt}
@@ -232,7 +226,8 @@ class _Load:
         self._bodies = [
             target.body(request.prompt, request.output_tokens) for request in schedule.requests
         ]
-        self._servers = cycle(enumerate(target.endpoints))
+        path = "/v1/completions" if target.api == "completions" else "/v1/chat/completions"
+        self._servers = cycle(enumerate(url.rstrip("/") + path for url in target.urls))
         waited_for = {one.after for one in schedule.requests if one.after is not None}
         self._ends = {index: asyncio.Event() for index in waited_for}
         self._responses: list[_Response] = []

@@ -15,10 +15,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from workloads.base import BadConfiguration, Metric
-from workloads.util.statistics import mean_interval
+from workloads.util.statistics import mean_interval, samples_needed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,12 +48,9 @@ _LATENCIES = {
 }
 
 
-def least_requests(percent: float) -> int:
-    """Requests that a percentile needs: so many would all stay below it in 1 of 100 loads.
-
-    459 for p99 and 44 for p90, as MLPerf's LoadGen stops early.
-    """
-    return math.ceil(math.log(0.01) / math.log(percent / 100))
+#: Requests that a percentile needs: so many would all stay below it in 1 of 100 loads. 459 for p99
+#: and 44 for p90, as MLPerf's LoadGen stops early.
+least_requests = partial(samples_needed, confidence=0.99)
 
 
 def _rate(name: str, title: str, unit: str, description: str) -> Metric:

@@ -186,11 +186,6 @@ class OwnedDirectory:
     process: ProcessIdentity  # its creator
     owner: str  # free text of the creator
 
-    @property
-    def is_abandoned(self) -> bool:
-        """True if its creator has certainly ended."""
-        return self.process.is_gone()
-
     def remove(self) -> None:
         """Remove it and its content, the marker last, so that a partial removal can be resumed."""
         if self.path.is_symlink():
@@ -230,7 +225,7 @@ def abandoned_directories(prefix: str, base: Path) -> list[OwnedDirectory]:
     except OSError:
         return []
     directories = (owned_directory(base / name) for name in names)
-    return [directory for directory in directories if directory and directory.is_abandoned]
+    return [directory for directory in directories if directory and directory.process.is_gone()]
 
 
 def remove_unmarked(prefix: str, base: Path) -> None:

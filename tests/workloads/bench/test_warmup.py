@@ -174,11 +174,11 @@ def test_rehearsals_meet_each_shape_and_go_on_until_one_settles() -> None:
         met.append(number)
 
     plan = WarmupPlan(shapes=["a", "a", "b", "a", "b"], rehearse=work)
-    done = rehearse(plan, lambda: bench.now, bench.now + 60, OneCard())
-    assert met == [0, 2, 2, 2, 2] and (done.steps, done.cut) == (5, False)
+    found = rehearse(plan, lambda: bench.now, bench.now + 60, OneCard())
+    assert met == [0, 2, 2, 2, 2] and found == (5, {"a", "b"}, False)
     met.clear()
-    cut = rehearse(plan, lambda: bench.now, bench.now + 5, OneCard())
-    assert met == [0] and cut.cut and cut.met == {"a"}
+    assert rehearse(plan, lambda: bench.now, bench.now + 5, OneCard()) == (1, {"a"}, True)
+    assert met == [0]
     met.clear()
     sized = replace(plan, sizes=[1, 1, 2, 1, 2])
     rehearse(sized, lambda: bench.now, bench.now + 60, OneCard())

@@ -5,13 +5,10 @@ Skipped where there is no card. On a machine that has one (`--extras quant,gpu,d
 brings Nightgrid to a machine without a registry, then in its checkout):
 
     python -m pytest tests/workloads/devices/test_real_card.py -v
-
-``NIGHTGRID_TEST_CARD=cpu`` takes the host for a card, to try the test itself.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -20,10 +17,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import holding_worker
 import pytest
-from holding_worker import FOUND, HOLDS, MARK
 
 from orchestrator.core.job import Accelerator
 from orchestrator.core.outcome import Failure, FailureClass, WorkerInfo
@@ -31,16 +27,49 @@ from orchestrator.core.topology import Card
 from orchestrator.worker.process import WorkerProcess
 from orchestrator.worker.protocol import Start, WorkerConfig
 from orchestrator.worker.spawn import OwnSpawner
+from orchestrator.worker.worker import CardWorker
 from workloads.devices import device_class, environment_for
+from workloads.devices.base import Device
 from workloads.devices.monitor.host import SLACK_BYTES, CardUse, idle_memory_bytes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-MIB = 2**20
 #: Share of a card's memory that a worker holds here.
 SHARE = 0.5
-HOST_HOLDS = 512 * MIB
-MARKED = f"card-{os.getpid()}"
+#: Bytes that a worker takes, and a file for what it found on its card just before it took it.
+HOLDS, FOUND = "NIGHTGRID_TEST_HOLDS", "NIGHTGRID_TEST_FOUND"
+
+
+class HoldingWorker(CardWorker):
+    """Tells what was on the card when it was free, and holds memory from its start on."""
+
+    _kept: Any = None
+
+    def start(self) -> WorkerInfo:
+        info = super().start()
+        import torch
+
+        assert self.device is not None
+        size = int(os.environ[HOLDS])
+        self._kept = torch.ones(size, dtype=torch.uint8, device=self.device.torch_device)
+        self.device.synchronize()
+        return info
+
+    def acquire(self, device: Device) -> str:
+        found = device.use(self.config.card.index)
+        Path(os.environ[FOUND]).write_text(str(found and found.taken_bytes))
+        return super().acquire(device)
+
+
+class TamperingWorker(HoldingWorker):
+    """One in which something changes the visible cards once the right ones are in use."""
+
+    def acquire(self, device: Device) -> str:
+        name = super().acquire(device)
+        for variable in self.config.environment:
+            if "VISIBLE" in variable:
+                os.environ[variable] = "7"
+        return name
 
 
 @dataclass
@@ -60,8 +89,6 @@ class RealCard:
         return self.accelerator.device
 
     def use(self) -> CardUse:
-        if self.accelerator is Accelerator.CPU:
-            return holding_worker.use_of_host(self.index)
         found = device_class(self.device).use(self.index)
         assert found is not None
         return found
@@ -69,25 +96,23 @@ class RealCard:
     def process(self, factory: str = "HoldingWorker") -> WorkerProcess:
         self.count += 1
         environment = environment_for(self.device, self.index)
-        variable = self.accelerator.spec.visible_variable
         config = WorkerConfig(
             worker_id=f"w{self.count}",
             card=Card(node_id="n", index=self.index, accelerator=self.accelerator),
             node_name="here",
             emulated=False,
             idle_memory_bytes=self.idle_bytes,
-            environment={variable: str(self.index)} if variable else {},
+            environment=self.accelerator.spec.visible(self.index),
         )
         environment |= {
             HOLDS: str(self.holds_bytes),
             FOUND: str(self.directory / f"found-{self.count}"),
-            MARK: MARKED,
         }
         return WorkerProcess(
             Start(
                 worker_id=config.worker_id,
                 server=self.server,
-                factory=f"holding_worker:{factory}",
+                factory=f"{__name__}:{factory}",
                 config=config,
                 environments={"": environment},
                 log=str(self.directory / f"{self.count}.log"),
@@ -101,20 +126,16 @@ class RealCard:
         assert isinstance(info, WorkerInfo), info
         taken = self.use().taken_bytes
         assert taken is not None and taken >= self.holds_bytes * 0.9, taken
-        visible = "" if self.accelerator is Accelerator.CPU else str(self.index)
-        assert info.visible_cards == visible and info.device_name
+        assert info.visible_cards == str(self.index) and info.device_name
         return process, info
 
     def found(self) -> int:
         """Bytes that the last worker found in use on the card, just before it took it."""
-        return int(json.loads((self.directory / f"found-{self.count}").read_text())["taken"])
+        return int((self.directory / f"found-{self.count}").read_text())
 
 
 def idle_card() -> RealCard | None:
     """A card of this machine that nobody uses."""
-    if os.environ.get("NIGHTGRID_TEST_CARD") == "cpu":
-        os.environ[MARK] = MARKED
-        return RealCard(Accelerator.CPU, 0, idle_bytes=0, holds_bytes=HOST_HOLDS)
     for accelerator in (Accelerator.GPU, Accelerator.HPU):
         device = device_class(accelerator.device)
         for index, card in sorted(device.telemetry().items()):
@@ -157,11 +178,9 @@ def test_the_memory_of_a_worker_is_free_before_its_card_is_used_again(card, end)
 
 def test_a_card_whose_memory_is_held_is_not_taken(card: RealCard) -> None:
     text = "import torch; kept = torch.ones({}, dtype=torch.uint8, device='{}'); print(); input()"
-    torch_device = "cpu" if card.accelerator is Accelerator.CPU else card.device
-    environment = environment_for(card.device, card.index) | {MARK: MARKED}
     holder = subprocess.Popen(
-        [sys.executable, "-c", text.format(card.holds_bytes, torch_device)],
-        env=os.environ | environment,
+        [sys.executable, "-c", text.format(card.holds_bytes, card.device)],
+        env=os.environ | environment_for(card.device, card.index),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -177,8 +196,6 @@ def test_a_card_whose_memory_is_held_is_not_taken(card: RealCard) -> None:
 
 
 def test_a_worker_whose_visible_cards_change_does_not_start(card: RealCard) -> None:
-    if card.accelerator is Accelerator.CPU:
-        pytest.skip("the host has no variable by which it is seen")
     process = card.process("TamperingWorker")
     try:
         failure = process.start()

@@ -13,7 +13,6 @@ from workloads.serving.statistics import (
     client_figures,
     figures,
     is_tight,
-    least_requests,
     steady_window,
 )
 
@@ -67,12 +66,6 @@ def test_figures_of_a_load_in_lockstep() -> None:
     assert found["error_share"] == 0
     assert "ttft_p90_s" not in found and "ttft_p99_s" not in found  # 36 requests
     assert found.keys() <= {metric.name for metric in METRICS}
-
-
-@pytest.mark.parametrize(("percent", "count"), [(99, 459), (90, 44), (50, 7)])
-def test_a_percentile_needs_so_many_requests(percent: float, count: int) -> None:
-    assert least_requests(percent) == count
-    assert (percent / 100) ** count <= 0.01 < (percent / 100) ** (count - 1)
 
 
 def test_p99_is_empty_below_459_requests() -> None:
