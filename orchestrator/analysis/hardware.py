@@ -93,21 +93,16 @@ class DeviceSheet:
         return ", ".join(f"{value / of:,.4g} {unit}" for value, of, unit in known if value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
-    """Reference data; empty where the files cannot be read."""
-
-    published: tuple[Published, ...] = ()
-    devices: tuple[DeviceSheet, ...] = ()
+@cache
+def published_figures() -> tuple[Published, ...]:
+    """Return the published figures of this package; none if they cannot be read."""
+    return _read("published.csv", _published)
 
 
 @cache
-def reference() -> Reference:
-    """Return the published figures and data sheets shipped with this package."""
-    return Reference(
-        published=_read("published.csv", _published),
-        devices=_read("devices.csv", _device),
-    )
+def data_sheets() -> Mapping[str, DeviceSheet]:
+    """Return the data sheets of this package by device; none if they cannot be read."""
+    return {sheet.device: sheet for sheet in _read("devices.csv", _device)}
 
 
 def _read(name: str, make: Callable[[Mapping[str, str]], _Line]) -> tuple[_Line, ...]:
@@ -265,7 +260,7 @@ class Roofline:
     unknown: tuple[str, ...] = ()  # real devices without a data sheet
 
 
-def roofline_of(rows: Sequence[Measurement], sheets: Sequence[DeviceSheet]) -> Roofline:
+def roofline_of(rows: Sequence[Measurement]) -> Roofline:
     """Compare each succeeded row on a real card with its data sheet."""
     shares, unknown, emulated = [], [], 0
     for row in rows:
@@ -274,7 +269,7 @@ def roofline_of(rows: Sequence[Measurement], sheets: Sequence[DeviceSheet]) -> R
         if row.emulated:
             emulated += 1
             continue
-        sheet = sheet_of(row, sheets)
+        sheet = sheet_of(row)
         if sheet is None:
             unknown.append(row.device_name or "no device name")
             continue
@@ -284,17 +279,16 @@ def roofline_of(rows: Sequence[Measurement], sheets: Sequence[DeviceSheet]) -> R
     return Roofline(shares=tuple(shares), emulated=emulated, unknown=tuple(dict.fromkeys(unknown)))
 
 
-def sheet_of(row: Measurement, sheets: Sequence[DeviceSheet]) -> DeviceSheet | None:
+def sheet_of(row: Measurement) -> DeviceSheet | None:
     """Return the data sheet of the row's card; None for emulated cards."""
     if row.emulated or not row.device_name:
         return None
-    product = _product(row.device_name)
-    return next((sheet for sheet in sheets if sheet.device == product), None)
+    return data_sheets().get(_product(row.device_name))
 
 
 @lru_cache(maxsize=256)
-def _product(device_name: str) -> str | None:
-    return next(filter(None, (spec.product(device_name) for spec in all_devices())), None)
+def _product(device_name: str) -> str:
+    return next(filter(None, (spec.product(device_name) for spec in all_devices())), "")
 
 
 def share_of(row: Measurement, sheet: DeviceSheet) -> Share:
@@ -454,10 +448,9 @@ DOUBTED_SHARE = 0.5
 
 def far_below(rows: Sequence[Measurement], published: Sequence[Published]) -> dict[str, str]:
     """Return a sentence for each row below half of the figure published for its card, by job id."""
-    sheets = reference().devices
     sentences = {}
     for row in rows:
-        sheet = sheet_of(row, sheets) if row.state is State.SUCCEEDED else None
+        sheet = sheet_of(row) if row.state is State.SUCCEEDED else None
         device = sheet.device if sheet is not None else None
         for figure in (one for one in published if one.device == device):
             value = _value(row, figure) if matches(row, figure) else None

@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from orchestrator.analysis.hardware import (
-    DeviceSheet,
-    arithmetic_of,
-    flops_per_token,
-    reference,
-    sheet_of,
-)
+from orchestrator.analysis.hardware import arithmetic_of, flops_per_token, sheet_of
 from orchestrator.analysis.samples import Groups, Numbers, Records, floats, largest, whole
 from orchestrator.analysis.timeline import duration_s
 from orchestrator.core.measurement import Measurement
@@ -142,7 +136,7 @@ def _against_the_sheet(row: Measurement) -> Iterator[str]:
                 f"{seconds(least_s)} on {row.device_name}"
             )
             break
-    sheet, peak_bytes = _sheet(row), row.peak_device_memory_bytes
+    sheet, peak_bytes = sheet_of(row), row.peak_device_memory_bytes
     if sheet is not None and sheet.memory_gb is not None and peak_bytes is not None:
         has = sheet.memory_gb * 2**30  # the largest that a maker's GB may mean
         if peak_bytes > has:
@@ -159,7 +153,7 @@ def _energy(row: Measurement) -> Iterator[str]:
             yield f"{covered}, the timed part took {seconds(measure_s)}"
         elif span_s is not None and energy_j / power_w > _most_of_span(span_s):
             yield f"{covered}, it ran {seconds(span_s)}"
-    sheet = _sheet(row)
+    sheet = sheet_of(row)
     if sheet is not None and sheet.tdp_w is not None and power_w is not None:
         limit_w = sheet.tdp_w * row.cards
         if not LEAST_POWER * limit_w <= power_w <= MOST_POWER * limit_w:
@@ -169,13 +163,9 @@ def _energy(row: Measurement) -> Iterator[str]:
 # ---------------------------------------------------------------- limits of the hardware
 
 
-def _sheet(row: Measurement) -> DeviceSheet | None:
-    return sheet_of(row, reference().devices)
-
-
 def most_tokens_per_s(row: Measurement) -> tuple[float, str] | None:
     """Return the most tokens/s (padding included) of a card, and the peak that limits it."""
-    sheet = _sheet(row)
+    sheet = sheet_of(row)
     if sheet is None or not sheet.flops:
         return None
     per_token = flops_per_token(row)
@@ -192,7 +182,7 @@ def most_tokens_per_s(row: Measurement) -> tuple[float, str] | None:
 
 def least_step_s(row: Measurement) -> float | None:
     """Return the time to read all weights, a lower bound for decoding steps and first tokens."""
-    sheet, weights = _sheet(row), row.weight_bytes
+    sheet, weights = sheet_of(row), row.weight_bytes
     if sheet is None or not sheet.bandwidth_bytes_per_s or not weights or weights < CACHED_BYTES:
         return None
     return weights / sheet.bandwidth_bytes_per_s / MOST

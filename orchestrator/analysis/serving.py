@@ -16,31 +16,13 @@ from orchestrator.analysis.rankings import work_of
 from orchestrator.analysis.selection import Setting
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
+from orchestrator.grid.vocabulary import PricesBlock
 from workloads.serving.statistics import SLO_NAMES, parse_slo
 from workloads.util.statistics import pareto
 
 #: Settings that are the load itself, and those that change no figure of a point.
 LOADS = ("concurrency", "request_rate")
 _BESIDE = (*LOADS, "requests", "slo", "arrivals")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
-    """The user's own prices, in one currency."""
-
-    card_hour: Mapping[str, float]  # of one card, by its name; "default": of the others
-    kwh: float = 0.0  # of the cards' energy
-    currency: str = "EUR"
-
-    def of_card(self, name: str) -> float | None:
-        """Return the price of a card's hour; None if it has none. Names match in parts."""
-        plain = name.casefold()
-        named = (p for part, p in self.card_hour.items() if part.casefold() in plain)
-        return next(named, self.card_hour.get("default"))
-
-
-#: No prices are given: nothing costs anything.
-NO_PRICES = Prices(card_hour={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +94,7 @@ class Served:
 def served_of(
     rows: Iterable[Measurement],
     settings: Mapping[str, Setting],
-    prices: Prices = NO_PRICES,
+    prices: PricesBlock | None = None,
     fit: Container[str] | None = None,
 ) -> tuple[Served, ...]:
     """Return one entry for each piece of served work, in the order of the rows; all but those of
@@ -160,11 +142,17 @@ def _abouts(works: Sequence[Setting]) -> dict[Setting, str]:
     return abouts
 
 
-def cost_of(row: Measurement, tokens_per_s: float, prices: Prices) -> float | None:
+def cost_of(row: Measurement, tokens_per_s: float, prices: PricesBlock | None) -> float | None:
     """Return the cost of a million tokens: hours of the cards, and their energy where it is known.
-    None if the card has no price, or is emulated."""
-    hour = prices.of_card(row.device_name or str(row.accelerator))
-    if hour is None or row.emulated or tokens_per_s <= 0:
+    None if the card has no price, or is emulated. Names of cards match in parts."""
+    if prices is None or row.emulated or tokens_per_s <= 0:
+        return None
+    hours, name = prices.card_hour, (row.device_name or str(row.accelerator)).casefold()
+    if not isinstance(hours, dict):
+        hours = {"default": hours}
+    named = (price for part, price in hours.items() if part.casefold() in name)
+    hour = next(named, hours.get("default"))
+    if hour is None:
         return None
     power_kw = (row.metrics.power_w or 0.0) / 1000
     an_hour = row.cards * hour + power_kw * prices.kwh
@@ -176,7 +164,7 @@ def _served(
     load_name: str,
     points: Sequence[Point],
     settings: Mapping[str, Setting],
-    prices: Prices,
+    prices: PricesBlock | None,
     about: str,
 ) -> Served:
     groups: dict[tuple[tuple[str, str], ...], list[Point]] = {}
@@ -210,7 +198,7 @@ def _served(
         curves=tuple(curves),
         front=tuple(reversed(front)),
         best=tuple(_best(curves, parse_slo(points[0].row.parameters.get("slo")))),
-        currency=prices.currency if any(point.cost is not None for point in points) else "",
+        currency=prices.currency if prices and any(p.cost is not None for p in points) else "",
     )
 
 

@@ -20,7 +20,7 @@ from orchestrator.analysis.flags import (
 )
 from orchestrator.analysis.hardware import (
     Comparison,
-    Reference,
+    Published,
     Roofline,
     against_published,
     far_below,
@@ -50,7 +50,7 @@ from orchestrator.analysis.selection import (
     settings_of,
     shared_by_workload,
 )
-from orchestrator.analysis.serving import NO_PRICES, Prices, Served, served_of
+from orchestrator.analysis.serving import Served, served_of
 from orchestrator.analysis.tables import Table, tables_of
 from orchestrator.analysis.timeline import Timeline, timeline_of
 from orchestrator.core.card_check import SlowCard
@@ -59,6 +59,7 @@ from orchestrator.core.labels import Label, batch_word, labels_of
 from orchestrator.core.measurement import Measurement, Prediction
 from orchestrator.core.plan import SEARCH_ENDED
 from orchestrator.core.status import Answered, RunStatus
+from orchestrator.grid.vocabulary import PricesBlock
 from orchestrator.util.format import moment, plural, seconds
 from workloads.util.statistics import ALIKE, Spread
 
@@ -149,42 +150,29 @@ def retried(
 STALE_AFTER_S = 120.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Underway:
-    """A run whose driver has not reported its end. Times in seconds since the epoch."""
-
-    status: RunStatus
-    silent_s: float  # between the driver's last status and this report
-
-    @property
-    def stale(self) -> bool:
-        """Return whether the driver has been silent for too long."""
-        return self.silent_s > STALE_AFTER_S
-
-    @property
-    def sentence(self) -> str:
-        """``Under way: 12 of 48 jobs done, 8 running, about 42 min 00 s left.``"""
-        status = self.status
-        words = [f"{status.done:,} of {plural(status.total, 'job')} done"]
-        if status.driver_died:
-            return (
-                f"Not finished: {words[0]}. Its driver died; the same `nightgrid run` resumes "
-                f"it. Last heard of at {moment(status.at)}."
-            )
-        if self.stale:
-            return (
-                f"Not finished: {words[0]}. The driver has been silent for "
-                f"{seconds(self.silent_s)}, since {moment(status.at)}."
-            )
-        if status.running:
-            words.append(f"{status.running:,} running")
-        if status.stopping:
-            words.append(f"stopping: {status.stopping}")
-        elif status.eta_s and status.eta_low_s is not None and status.eta_high_s is not None:
-            words.append(f"{_rounded(status.eta_low_s)} to {_rounded(status.eta_high_s)} left")
-        elif status.eta_s:
-            words.append(f"about {_rounded(status.eta_s)} left")
-        return f"Under way: {', '.join(words)}."
+def progress(status: RunStatus, silent_s: float) -> str:
+    """``Under way: 12 of 48 jobs done, 8 running, about 42 min 00 s left.`` The driver, which has
+    not reported its end, has been silent for so many seconds."""
+    words = [f"{status.done:,} of {plural(status.total, 'job')} done"]
+    if status.driver_died:
+        return (
+            f"Not finished: {words[0]}. Its driver died; the same `nightgrid run` resumes "
+            f"it. Last heard of at {moment(status.at)}."
+        )
+    if silent_s > STALE_AFTER_S:
+        return (
+            f"Not finished: {words[0]}. The driver has been silent for "
+            f"{seconds(silent_s)}, since {moment(status.at)}."
+        )
+    if status.running:
+        words.append(f"{status.running:,} running")
+    if status.stopping:
+        words.append(f"stopping: {status.stopping}")
+    elif status.eta_s and status.eta_low_s is not None and status.eta_high_s is not None:
+        words.append(f"{_rounded(status.eta_low_s)} to {_rounded(status.eta_high_s)} left")
+    elif status.eta_s:
+        words.append(f"about {_rounded(status.eta_s)} left")
+    return f"Under way: {', '.join(words)}."
 
 
 def stopped_sentence(reason: str, measured: int, asked: int) -> str:
@@ -194,13 +182,6 @@ def stopped_sentence(reason: str, measured: int, asked: int) -> str:
 
 def _rounded(value: float) -> str:
     return seconds(float(max(1, round(value))))
-
-
-def underway_of(status: RunStatus | None, now: float) -> Underway | None:
-    """Return the progress of a run at ``now``; None if it is finished or unknown."""
-    if status is None or status.finished:
-        return None
-    return Underway(status=status, silent_s=max(0.0, now - status.at))
 
 
 # ---------------------------------------------------------------- the summary
@@ -250,11 +231,19 @@ class Summary:
     settings: Mapping[str, Setting] = field(default_factory=dict)  # by job id
     labels: Mapping[str, Label] = field(default_factory=dict)  # by job id
     joined: Joined = field(default_factory=lambda: Joined(rows=()))  # replicates as one cell each
-    planned: int | None = None  # jobs of the last plan, as its driver counted them
-    underway: Underway | None = None  # None: finished, or nothing is known of a driver
-    stopped: str = ""  # why the run was stopped before its end
     predictions: tuple[Prediction, ...] = ()  # of cells without a row or an answer
-    answers: tuple[Answered, ...] = ()  # to the questions of its grid
+    status: RunStatus | None = None  # the last of its driver; None: unknown
+    silent_s: float = 0.0  # since then
+
+    @property
+    def underway(self) -> RunStatus | None:
+        """The status of a driver that has not reported its end."""
+        return None if self.status is None or self.status.finished else self.status
+
+    @property
+    def answers(self) -> tuple[Answered, ...]:
+        """The present answers to the questions of its grid."""
+        return () if self.status is None else self.status.answers
 
     @property
     def flagged(self) -> tuple[Flagged, ...]:
@@ -311,19 +300,18 @@ class Summary:
     def verdict(self) -> str:
         """One sentence on whether the night finished."""
         if self.underway is not None:
-            return self.underway.sentence
+            return progress(self.underway, self.silent_s)
         if not self.rows:
             return "No row has been written yet."
         jobs = len(self.rows)
-        if self.stopped:
-            asked = max(jobs, self.planned or 0)
-            return stopped_sentence(self.stopped, self.measured, asked)
-        if self.planned is not None and jobs < self.planned:
-            missing = plural(self.planned - jobs, "job")
+        planned = jobs if self.status is None else self.status.total
+        if self.status is not None and self.status.stopping:
+            return stopped_sentence(self.status.stopping, self.measured, max(jobs, planned))
+        if jobs < planned:
+            missing = plural(planned - jobs, "job")
             damaged = plural(len(self.damaged), "file")
             why = f"; {damaged} could not be read" if self.damaged else ""
-            planned = f"{missing} of {self.planned:,} planned have no row{why}"
-            return f"{planned}; {self.measured:,} measured."
+            return f"{missing} of {planned:,} planned have no row{why}; {self.measured:,} measured."
         if self.left_out:
             chosen = jobs - self.left_out
             lost = f"{self.unsettled:,} of them without an answer; " if self.unsettled else ""
@@ -343,16 +331,14 @@ def summarize(
     measurements: Sequence[Measurement],
     damaged: Sequence[str] = (),
     *,
-    underway: Underway | None = None,
-    reference: Reference | None = None,
+    status: RunStatus | None = None,
+    silent_s: float = 0.0,
+    published: Sequence[Published] = (),
     slow_cards: Sequence[SlowCard] = (),
     runs_differ: Spread = ALIKE,
-    planned: int | None = None,
     raised: Mapping[str, tuple[Raised, ...]] | None = None,
-    prices: Prices = NO_PRICES,
-    stopped: str = "",
+    prices: PricesBlock | None = None,
     predictions: Sequence[Prediction] = (),
-    answers: Sequence[Answered] = (),
 ) -> Summary:
     """Summarize the rows of one run, in the order in which they were written.
 
@@ -360,7 +346,6 @@ def summarize(
     id, if already derived; the others are fields of ``Summary``. Predictions of cells that have an
     answer by now do not count.
     """
-    reference = reference or Reference()
     rows = by_content(newest_final(measurements))
     raised = raised_by_job(rows) if raised is None else raised
     settings = settings_of(rows, raised)
@@ -386,9 +371,7 @@ def summarize(
         attempts=sum(1 for row in measurements if row.started_at is not None),
         damaged=tuple(damaged),
         counts={s: counted[s] for s in reversed(STATES) if counted[s]},
-        banners=banners_of(
-            rows, slow_cards, far_below(rows, reference.published), joined.night_drift
-        ),
+        banners=banners_of(rows, slow_cards, far_below(rows, published), joined.night_drift),
         raised=raised,
         shared=shared_by_workload(settings.values()),
         head_to_head=head_to_head(fit, settings, bounds),
@@ -398,8 +381,8 @@ def summarize(
         effects=effects_of(fit, settings, bounds),
         steps=step_times_of(joined.rows),
         scalings=scalings_of(fit, settings, bounds),
-        roofline=roofline_of(whole, reference.devices),
-        published=against_published(whole, reference.published),
+        roofline=roofline_of(whole),
+        published=against_published(whole, published),
         served=served_of(joined.rows, settings, prices, {row.job_id for row in whole}),
         causes=causes_of(rows),
         retried=retried(measurements, {row.job_id: row for row in rows}),
@@ -408,11 +391,9 @@ def summarize(
         settings=settings,
         labels=labels,
         joined=joined,
-        planned=planned,
-        underway=underway,
-        stopped=stopped,
         predictions=unanswered,
-        answers=tuple(answers),
+        status=status,
+        silent_s=silent_s,
     )
 
 

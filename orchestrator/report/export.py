@@ -112,9 +112,9 @@ def _findings(summary: Summary) -> dict[str, object]:
         "best": [_ranking(ranking) for ranking in summary.rankings],
         "underway": underway
         and {
-            **_progress(underway.status),
-            "eta_s": finite(underway.status.eta_s),
-            "silent_s": finite(underway.silent_s),
+            **_progress(underway),
+            "eta_s": finite(underway.eta_s),
+            "silent_s": finite(summary.silent_s),
         },
         "figures": {
             name: chain([first], records[name])

@@ -25,7 +25,7 @@ from orchestrator.analysis.selection import (
     precision_rank,
     stated_parameters,
 )
-from orchestrator.analysis.summary import SETTLED, STATES, Summary
+from orchestrator.analysis.summary import SETTLED, STALE_AFTER_S, STATES, Summary
 from orchestrator.analysis.timeline import duration_s
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
@@ -185,6 +185,7 @@ def environment() -> Environment:
         State=State,
         STATES=STATES,
         SETTLED=SETTLED,
+        STALE_AFTER_S=STALE_AFTER_S,
         **LIMITS,
         described=described,
         precision_style=precision_style,

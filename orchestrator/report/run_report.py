@@ -11,11 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.analysis.flags import raised_by_job
-from orchestrator.analysis.hardware import Published, parse_published, reference
+from orchestrator.analysis.hardware import Published, parse_published, published_figures
 from orchestrator.analysis.metrics import StepTime, step_times_of
 from orchestrator.analysis.selection import newest_final
-from orchestrator.analysis.serving import NO_PRICES, Prices
-from orchestrator.analysis.summary import Summary, summarize, underway_of
+from orchestrator.analysis.summary import Summary, summarize
 from orchestrator.core.errors import StoreError
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
@@ -82,7 +81,7 @@ def _summarized(
 ) -> tuple[Summary, tuple[Measurement, ...]]:
     status = read_status(store)  # before the rows, so that it never counts more of them
     contents = store.read(samples=samples)
-    raised, shipped = None, reference()
+    raised = None
     if not samples:
         rows = newest_final(contents.measurements)
         measured = [row for row in rows if row.state is State.SUCCEEDED]
@@ -91,32 +90,27 @@ def _summarized(
     summary = summarize(
         contents.measurements,
         [f"{damage.path.name} ({damage.reason})" for damage in contents.damaged],
-        underway=underway_of(status, time.time()),
-        reference=replace(shipped, published=(*shipped.published, *published)),
+        status=status,
+        silent_s=0.0 if status is None else max(0.0, time.time() - status.at),
+        published=(*published_figures(), *published),
         slow_cards=slow_cards_of(store.path),
         runs_differ=spread_between_runs(store.path),
-        planned=status.total if status is not None else None,
         raised=raised,
         prices=read_prices(store.path),
-        stopped=status.stopping if status is not None and status.finished else "",
         predictions=read_predictions(store.path),
-        answers=status.answers if status is not None else (),
     )
     return summary, contents.measurements
 
 
-def read_prices(run: Path) -> Prices:
-    """Return the prices of a run's grid file; none if it has none, or cannot be read."""
+def read_prices(run: Path) -> PricesBlock | None:
+    """Return the prices of a run's grid file; None if it has none, or cannot be read."""
     import yaml
 
     try:
         grid = yaml.safe_load(disk.read(run / run_files.GRID, SMALL_BYTES))
-        prices = PricesBlock.model_validate(grid["prices"])
+        return PricesBlock.model_validate(grid["prices"])
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-        return NO_PRICES
-    hours = prices.card_hour
-    by_card = hours if isinstance(hours, dict) else {"default": hours}
-    return Prices(card_hour=by_card, kwh=prices.kwh, currency=prices.currency)
+        return None
 
 
 def _steps(store: Store, summary: Summary) -> tuple[StepTime, ...]:

@@ -22,7 +22,7 @@ from orchestrator.core.status import Answered, BestSoFar, CardStatus, FailedAtte
 from orchestrator.driver.board import Board
 from orchestrator.scheduler.repeats import WON
 from orchestrator.util import output
-from orchestrator.util.format import duration, one_line, plural
+from orchestrator.util.format import duration, number, one_line, plural
 from orchestrator.util.redaction import redact
 
 REASON_LENGTH = 160
@@ -82,11 +82,10 @@ def _notes(status: RunStatus) -> dict[str, str]:
 def rate_texts(status: RunStatus) -> list[str]:
     """Return ``1,204 tokens/s (12 jobs)`` for each unit, and jobs per hour; empty at first."""
     texts = [
-        f"{three_digits(rate.per_s)} {rate.unit} ({plural(rate.jobs, 'job')})"
-        for rate in status.rates
+        f"{number(rate.per_s, 3)} {rate.unit} ({plural(rate.jobs, 'job')})" for rate in status.rates
     ]
     per_h = status.jobs_per_h
-    return texts if per_h is None else [*texts, f"{three_digits(per_h)} jobs/h"]
+    return texts if per_h is None else [*texts, f"{number(per_h, 3)} jobs/h"]
 
 
 def event_line(event: events.Event, board: Board) -> str | None:
@@ -145,7 +144,7 @@ def flags_text(status: RunStatus) -> str:
 def best_text(best: BestSoFar) -> str:
     """Return the fastest row of one piece of work, and why it is provisional."""
     provisional = f" (provisional: {best.provisional})" if best.provisional else ""
-    rate = f"{three_digits(best.per_s)} {best.unit}"
+    rate = f"{number(best.per_s, 3)} {best.unit}"
     return f"best of {best.rows} so far: {best.job} {rate}{provisional}"
 
 
@@ -175,11 +174,6 @@ def shortened(reason: str) -> str:
 def half_width_text(relative: float | None) -> str:
     """Format half of an interval as `` ±2.1%``; "" if it is unknown."""
     return "" if relative is None else f" ±{100 * relative:.1f}%"
-
-
-def three_digits(value: float) -> str:
-    """Format progress figures: ``1,204``, ``31.5``, ``0.84``."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def printable(text: str) -> str:

@@ -24,7 +24,7 @@ from orchestrator.core.topology import Node, legal_card_sets
 from orchestrator.planning.forecast import Forecast, cost_of_replicates, most_repeats
 from orchestrator.planning.planner import card_seconds
 from orchestrator.util import output
-from orchestrator.util.format import plural
+from orchestrator.util.format import plural, seconds
 
 if TYPE_CHECKING:
     from orchestrator.core.deadline import Deadline
@@ -38,18 +38,6 @@ _STYLES = {
     Action.UNSUPPORTED: "dim",
 }
 _RIGHT = ("cards", "batch_size", "estimate")
-
-
-def duration_text(seconds: float) -> str:
-    """Format as ``0.4 s``, ``35 s``, ``4 min 10 s``, ``2 h 05 min``."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
 def nodes_text(nodes: Sequence[Node]) -> str:
@@ -135,7 +123,7 @@ def _table(items: Sequence[PlannedJob]) -> tuple[dict[str, str], list[Column]]:
             columns.append((name, texts))
         elif texts and texts[0] not in _UNSET:
             shared[name] = texts[0]
-    durations = {seconds: duration_text(seconds) for seconds in {i.estimate_s for i in items}}
+    durations = {estimate_s: seconds(estimate_s) for estimate_s in {i.estimate_s for i in items}}
     estimates, actions, reasons = [], [], []
     for item in items:
         runs = item.action is Action.RUN
@@ -153,18 +141,18 @@ def summary_lines(plan: Plan) -> Iterator[str]:
     counts = Counter(item.action for item in plan.jobs)
     yield ", ".join(f"{counts[action]} {action}" for action in Action)
     busy, span = card_seconds(plan), plan.duration
-    takes = f"about {duration_text(span.middle_s)}"
+    takes = f"about {seconds(span.middle_s)}"
     if span.high_s and span.high_s > 1.5 * span.low_s:  # uncertain
-        low, high = duration_text(span.low_s), duration_text(span.high_s)
-        takes = f"{low} to {high} (most likely {duration_text(span.middle_s)})"
+        low, high = seconds(span.low_s), seconds(span.high_s)
+        takes = f"{low} to {high} (most likely {seconds(span.middle_s)})"
     yield (
         f"{takes} from the command to the last row; "
-        f"{busy / 3600:.2f} card-hours ({duration_text(busy)} of one card)"
+        f"{busy / 3600:.2f} card-hours ({seconds(busy)} of one card)"
     )
     if (cost := cost_of_replicates(plan)) is not None:
         yield (
             f"of these, replicates from 2 on are {plural(cost.jobs, 'job')} and "
-            f"{duration_text(cost.card_seconds)} of one card, with about {cost.fresh_processes} "
+            f"{seconds(cost.card_seconds)} of one card, with about {cost.fresh_processes} "
             "fresh processes"
         )
     if repeats := most_repeats(plan.jobs, plan.nodes):
@@ -188,7 +176,7 @@ def deadline_lines(deadline: Deadline, forecast: Forecast | None) -> Iterator[st
     if forecast is None:
         return
     if forecast.measured == forecast.jobs:
-        ends = duration_text(forecast.ends_after_s)
+        ends = seconds(forecast.ends_after_s)
         yield f"all {forecast.jobs} jobs should be done by then, after about {ends}"
     else:
         yield (

@@ -27,8 +27,8 @@ from orchestrator.core.status import CardStatus, RunStatus
 from orchestrator.report.html import asset, content_security_policy, environment
 from orchestrator.store import files as run_files
 from orchestrator.store.store import Store
-from orchestrator.util.format import duration, plural
-from orchestrator.watch.live import flags_text, left_text, shortened, three_digits
+from orchestrator.util.format import duration, number, plural, size
+from orchestrator.watch.live import flags_text, left_text, shortened
 from orchestrator.watch.state import RunFeed
 from workloads.util import files
 
@@ -260,7 +260,6 @@ def page(state: Mapping[str, Any], status: RunStatus | None) -> bytes:
         servers=servers,
         sensors=_sensors,
         duration=duration,
-        digits=three_digits,
         shortened=shortened,
     )
     return text.encode()
@@ -289,12 +288,12 @@ def _facts(status: RunStatus) -> Iterator[tuple[str, str, str]]:
         left = left_text(status.eta_s, status.eta_low_s, status.eta_high_s)
         yield "Time left, estimated", left, ""
     for rate in status.rates:
-        figure = f"{three_digits(rate.per_s)} {rate.unit}"
+        figure = f"{number(rate.per_s, 3)} {rate.unit}"
         yield "Of finished jobs", figure, f"while timed, {plural(rate.jobs, 'job')}"
     if status.jobs_per_h:
-        yield "Pace", f"{three_digits(status.jobs_per_h)} jobs/h", ""
+        yield "Pace", f"{number(status.jobs_per_h, 3)} jobs/h", ""
     if power := [card.power_w for card in status.cards if card.power_w is not None]:
-        yield "Power", f"{three_digits(sum(power))} W", f"of {plural(len(power), 'card')}"
+        yield "Power", f"{number(sum(power), 3)} W", f"of {plural(len(power), 'card')}"
 
 
 def _notes(state: Mapping[str, Any], status: RunStatus | None) -> Iterator[tuple[str, str]]:
@@ -318,9 +317,9 @@ def _notes(state: Mapping[str, Any], status: RunStatus | None) -> Iterator[tuple
 
 def _sensors(card: CardStatus) -> str:
     readings = (
-        (card.power_w, lambda watts: f"{three_digits(watts)} W"),
+        (card.power_w, lambda watts: f"{number(watts, 3)} W"),
         (card.temperature_c, "{:.0f} °C".format),
         (card.utilization_percent, "{:.0f}% utilization".format),
-        (card.memory_used_bytes, lambda used: f"{three_digits(used / 2**30)} GiB"),
+        (card.memory_used_bytes, size),
     )
     return " · ".join(write(value) for value, write in readings if value is not None)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.analysis.summary import STALE_AFTER_S, stopped_sentence, underway_of
+from orchestrator.analysis.summary import STALE_AFTER_S, progress, stopped_sentence
 from orchestrator.core.errors import StoreError
 from orchestrator.core.job import Scalar, State
 from orchestrator.core.labels import Label, Named, labels_of
@@ -161,9 +161,8 @@ class RunFeed:
         if status is None:
             rows = plural(len(self._rows), "row")
             return f"No driver has written a status for this run; it has {rows}."
-        underway = underway_of(status, status.at + silent_s)
-        if underway is not None:
-            return underway.sentence
+        if not status.finished:
+            return progress(status, silent_s)
         took = seconds(status.elapsed_s)
         if status.stopping:
             measured = _final_states(self._rows).get(State.SUCCEEDED, 0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -36,15 +34,6 @@ def test_quantiles_are_those_of_printed_tables(
 ) -> None:
     quantiles = {n: student_t_quantile(probability, n) for n in expected}
     assert quantiles == pytest.approx(expected, abs=6e-4)
-
-
-def test_an_interval_by_hand() -> None:
-    """Of 9, 10, 11 the mean is 10, the standard error 1/sqrt(3), t is 4.3027."""
-    interval = mean_interval([9, 10, 11])
-    assert interval is not None
-    assert interval.mean == 10
-    assert interval.high - 10 == pytest.approx(4.302653 / math.sqrt(3))
-    assert interval.relative_half_width == pytest.approx(0.2484, abs=1e-4)
 
 
 @given(VALUES, st.floats(0.5, 0.99))

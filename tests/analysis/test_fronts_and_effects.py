@@ -22,12 +22,6 @@ from orchestrator.report.charts import LABEL_CHARACTERS, effects_chart
 from workloads.util.statistics import pareto
 
 
-def with_rate(
-    row: Measurement, value: float, half: float = 1.0, latency_s: float = 1.0
-) -> Measurement:
-    return with_interval(row, value, half, latency_p50_s=latency_s, latency_p95_s=latency_s)
-
-
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=25))
 def test_the_front_holds_exactly_what_nothing_beats(points: list[tuple[int, int]]) -> None:
     front = pareto(points, lambda point: point)
@@ -57,7 +51,7 @@ def tuned(rate: float, half: float = 1.0, **changes: object) -> Measurement:
     fields = {n: changes.pop(n) for n in ("precision", "batch_size") if n in changes}
     parameters = tuple(sorted({**DEFAULTS, **changes}.items()))
     job = a_job(workload="finetuning", parameters=parameters, **fields)
-    return with_rate(Night().add(job), rate, half)
+    return with_interval(Night().add(job), rate, half)
 
 
 def effects(rows: list[Measurement]) -> _Effects:
@@ -166,7 +160,7 @@ def test_each_experiment_has_a_baseline_of_its_own() -> None:
         for precision, rate in (("bf16", 100.0), ("fp32", 60.0), ("int8", 30.0)):
             parameters = (("batching", batching), ("output_tokens", 128))
             job = a_job(experiment=experiment, precision=precision, parameters=parameters)
-            rows.append(with_rate(night.add(job), rate * factor))
+            rows.append(with_interval(night.add(job), rate * factor, 1.0))
     there = (("batching", "continuous"),)
     assert {
         (e.name, e.before, e.after, e.label_setting.parameters)
@@ -200,7 +194,7 @@ def test_bars_of_one_change_in_several_settings_are_labelled_apart() -> None:
         for precision, rate in (("bf16", 100.0), ("fp32", 60.0)):
             parameters = (("output_tokens", tokens),)
             job = a_job(precision=precision, parameters=parameters, dataset="english-prompts")
-            rows.append(with_rate(night.add(job), rate))
+            rows.append(with_interval(night.add(job), rate, 1.0))
     both = effects_of(rows, settings_of(rows))
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", effects_chart(both, "Techniques"))
     assert len(both) == 2 and max(map(len, texts)) <= LABEL_CHARACTERS
@@ -231,7 +225,7 @@ def test_every_pair_differs_in_one_choice() -> None:
 
 def test_scaling_tells_speedup_and_efficiency_of_equal_batches_only() -> None:
     rates = {1: 100.0, 2: 180.0, 4: 300.0}
-    rows = [with_rate(Night().add(a_job(cards=cards)), rate) for cards, rate in rates.items()]
+    rows = [with_interval(Night().add(a_job(cards=n)), rate, 1.0) for n, rate in rates.items()]
     (scaling,) = scalings_of(rows, settings_of(rows))
     assert [round(step.speedup.value, 3) for step in scaling.steps] == [1.0, 1.8, 3.0]
     assert [round(step.efficiency, 3) for step in scaling.steps] == [1.0, 0.9, 0.75]

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from measurements import job, row
+from measurement_factory import with_interval
+from measurements import job, of_job, row
 
 from orchestrator.analysis.comparison import compare
 from orchestrator.analysis.flags import raised_by_job
@@ -25,31 +26,12 @@ from workloads.util.statistics import Spread, mean_interval
 def replicate(number: int, value: float, pid: int | None = None, **changes: Any) -> Measurement:
     """A row of a replicate of one cell, with five repeats of 1 % of scatter."""
     size = changes.get("batch_size", 8)
-    this = replace(job(batch_size=size), replicate=number)
+    own = of_job(replace(job(batch_size=size), replicate=number))
+    own |= {"batch_size": size, "replicate": number}
+    own["worker_pid"] = 1000 + number if pid is None else pid
     half = 0.01 * value * 2.776 / 5**0.5
-    metrics = Metrics(
-        throughput=value,
-        throughput_unit="tokens/s",
-        throughput_low=value - half,
-        throughput_high=value + half,
-        relative_half_width=0.0124,
-        repeats=5,
-        generated_tokens_per_s=value,
-        tpot_p50_s=0.01,
-        energy_j=value,
-    )
-    told = {
-        "job_id": this.job_id,
-        "attempt_id": f"{this.job_id}-1",
-        "batch_size": size,
-        "batch_size_requested": str(size),
-        "replicate": number,
-        "metrics": metrics,
-        "worker_pid": 1000 + number if pid is None else pid,
-        "samples": (),
-        "items": (),
-    }
-    return row(7, **{**told, **changes})
+    metrics = {"repeats": 5, "tpot_p50_s": 0.01, "energy_j": value}
+    return with_interval(row(7, **(own | changes)), value, half, **metrics)
 
 
 def joined(*rows: Measurement) -> Joined:
@@ -83,7 +65,7 @@ def test_a_flagged_or_failed_replicate_is_left_out() -> None:
     good = [replicate(n, 100.0 + n) for n in (1, 2)]
     humped = replicate(3, 50.0)
     humped = replace(humped, metrics=replace(humped.metrics, hump_ratio=1.4))
-    failed = replicate(4, 0.0, state=State.FAILED, metrics=Metrics())
+    failed = replace(replicate(4, 0.0), state=State.FAILED, metrics=Metrics())
     (cell,) = joined(*good, humped, failed).cells
     assert cell.row.metrics.throughput == 101.5 and cell.row.metrics.processes == 2
     assert len(cell.replicates) == 4 and len(cell.counted) == 2

@@ -28,7 +28,7 @@ from planted_lies import (
 
 from orchestrator.analysis import plausibility
 from orchestrator.analysis.flags import raised_on
-from orchestrator.analysis.hardware import reference, roofline_of
+from orchestrator.analysis.hardware import roofline_of
 from orchestrator.analysis.plausibility import most_decoded_per_core_s
 from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.store.codec import to_table
@@ -51,7 +51,7 @@ def test_a_planted_lie_is_caught(make: Callable[[], Measurement], lie: Lie, word
 def test_an_unknown_card_has_no_limits_and_no_share_of_them() -> None:
     fast = replace(timed_by(0.2)(training()), device_name="A card of next year", started_at=None)
     assert contradictions(fast) == ()
-    roofline = roofline_of([fast], reference().devices)
+    roofline = roofline_of([fast])
     assert roofline.shares == () and roofline.unknown == ("A card of next year",)
     assert contradictions(replace(fast, device_name=None)) == ()
 

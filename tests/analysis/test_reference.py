@@ -16,9 +16,10 @@ from measurement_factory import Night, a_job, precision_grid
 from orchestrator.analysis.hardware import (
     Published,
     against_published,
+    data_sheets,
     far_below,
     matches,
-    reference,
+    published_figures,
     roofline_of,
     share_of,
     sheet_of,
@@ -29,8 +30,7 @@ from orchestrator.core.measurement import Measurement
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "grids" / "gaudi2-vs-a100.yaml"
-PUBLISHED = reference().published
-SHEETS = reference().devices
+PUBLISHED = published_figures()
 COMPARED = ("pretraining", "summarization-finetuning", "text-to-image")
 
 
@@ -88,7 +88,7 @@ def test_a_row_below_half_of_what_its_card_is_known_to_do_is_named(
     row = chatglm3(**changes)
     (sentence,) = far_below([row], PUBLISHED).values() or [""]
     assert said in sentence if said else not sentence
-    banners = summarize([row], reference=reference()).banners
+    banners = summarize([row], published=PUBLISHED).banners
     named = [banner for banner in banners if banner.name == "Far below published figures"]
     assert [banner.count for banner in named] == ([1] if said else [])
 
@@ -238,7 +238,7 @@ def test_a_row_of_the_grid_stands_beside_each_published_figure(figure: Published
     ],
 )
 def test_a_data_sheet_is_of_exactly_that_card(driver: str, sheet: str | None) -> None:
-    found = sheet_of(replace(t5(), device_name=driver), SHEETS)
+    found = sheet_of(replace(t5(), device_name=driver))
     assert (found.device if found else None) == sheet
 
 
@@ -249,7 +249,7 @@ def test_shares_of_bandwidth_and_compute_by_hand() -> None:
         row.metrics, tpot_p50_s=0.05, total_tokens_per_s=1000.0, generated_tokens_per_s=800.0
     )
     row = replace(row, metrics=metrics, weight_bytes=100 * 10**9, parameter_count=50 * 10**9)
-    sheet = next(s for s in SHEETS if s.device == "Gaudi2")
+    sheet = data_sheets()["Gaudi2"]
     share = share_of(row, sheet)
     assert share.bandwidth == pytest.approx(2.0 / 2.46)
     assert share.compute == pytest.approx(2 * 50e9 * 1000 / 432e12)
@@ -265,8 +265,8 @@ def test_shares_of_bandwidth_and_compute_by_hand() -> None:
 def test_emulated_cards_have_no_roofline() -> None:
     night = Night()
     precision_grid(night, sizes=(1, 2), precisions=("bf16",))
-    roofline = roofline_of(night.rows, SHEETS)
+    roofline = roofline_of(night.rows)
     assert not roofline.shares and roofline.emulated == 2
     night = Night(emulated=False)
     night.add(a_job(), device_name="NVIDIA H100 PCIe")
-    assert roofline_of(night.rows, SHEETS).unknown == ("NVIDIA H100 PCIe",)
+    assert roofline_of(night.rows).unknown == ("NVIDIA H100 PCIe",)

@@ -24,7 +24,8 @@ from orchestrator.grid.parser import Grid
 from orchestrator.planning.forecast import cost_of_replicates
 from orchestrator.planning.planner import card_seconds, make_plan
 from orchestrator.scheduler.estimator import PRIOR_START_S
-from orchestrator.watch.plan_text import duration_text, plan_json, print_plan, summary_lines
+from orchestrator.util.format import seconds
+from orchestrator.watch.plan_text import plan_json, print_plan, summary_lines
 from workloads.models.precision import support
 from workloads.models.products import Saving
 
@@ -238,14 +239,6 @@ def planned(body: str, spec: str) -> Plan:
     return make_plan(made, nodes, [], estimator=Flat())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0.0 s"), (9.94, "9.9 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (3725, "1 h 02 min")],
-)
-def test_durations_are_said_as_a_person_would(seconds: float, text: str) -> None:
-    assert duration_text(seconds) == text
-
-
 def printed(plan: Plan, *, terminal: bool) -> str:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=100, no_color=True)
@@ -261,7 +254,7 @@ def test_the_listing_has_every_job_and_uncut_reasons() -> None:
         (line,) = [line for line in text.splitlines() if line.startswith(item.job.job_id)]
         assert line.endswith(item.reason or str(item.action))
     assert "3 run, 0 reuse, 0 skip, 3 unsupported" in text
-    low, high = (duration_text(plan.duration.low_s), duration_text(plan.duration.high_s))
+    low, high = seconds(plan.duration.low_s), seconds(plan.duration.high_s)
     assert f"{low} to {high} (most likely" in text and "; 0.01 card-hours" in text
 
 

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from driver_cases import STATUS
 from measurement_factory import Night, a_job, precision_grid, printed, with_interval
 
 from orchestrator.analysis.rankings import doubt_of
@@ -95,7 +96,8 @@ def test_answers_to_questions_come_first_with_what_they_rest_on() -> None:
         launch="python -m server --model=m",
     )
     none = Answered(question="best ttft_s", figure="ttft_s", confidence=0.9, unknown=7)
-    summary = summarize(rows, answers=(sure, none))
+    status = replace(STATUS, total=2, finished=True, answers=(sure, none))
+    summary = summarize(rows, status=status)
     sentence = (
         "best throughput for model <m>: bf16 b=8 (throughput 180.0), the best with probability "
         "0.97, 80.0% (70.0% to 90.0%) ahead of fp32 b=8."
@@ -378,7 +380,8 @@ def test_a_wide_table_becomes_records_in_a_narrow_terminal() -> None:
 
 def test_a_stopped_run_says_measured_of_planned_and_when_asked_with_which_versions() -> None:
     rows = [measured(100.0), measured(50.0, precision="fp32")]
-    summary = summarize(rows, planned=6, stopped="SIGINT received")
+    status = replace(STATUS, total=6, finished=True, stopping="SIGINT received")
+    summary = summarize(rows, status=status)
     assert summary.verdict == "STOPPED (SIGINT received): 2 of 6 jobs measured."
     for verbose in (False, True):
         text = printed(summary, verbose=verbose)

@@ -13,7 +13,7 @@ import pytest
 from command_line import Nightgrid
 from measurement_factory import Night, a_job, every_state, precision_grid
 
-from orchestrator.analysis.hardware import reference
+from orchestrator.analysis.hardware import published_figures
 from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import State
 from orchestrator.report.export import lengths, to_vendor_csv
@@ -76,7 +76,7 @@ def test_hostile_and_odd_rows_are_drawn(results: Path, tmp_path: Path) -> None:
 
 def test_pictures_hold_the_pages_drawings_in_literal_colours() -> None:
     rows = every_state(items=2)
-    summary = summarize(rows, reference=reference())
+    summary = summarize(rows, published=published_figures())
     page = render(summary, rows)
     for picture in pictures_of(summary)[0]:
         inner = picture.drawing.partition("</title>")[2]
@@ -103,7 +103,7 @@ def test_without_typst_the_data_is_written_and_the_way_out_said(
 
 def test_figure_data_is_whole() -> None:
     rows = every_state(items=3)
-    summary = summarize(rows, reference=reference())
+    summary = summarize(rows, published=published_figures())
     data = {name: list(records) for name, records in figure_records(summary).items()}
     files = figure_csv(summary)
     assert len(data["precision-by-batch-size"]) == len(summary.rows)
@@ -118,7 +118,7 @@ def test_figure_data_is_whole() -> None:
         assert line["emulated"] == "true"
     best = {line["job_id"] for line in read if line["best"] == "true"}
     assert best == {job_id for table in summary.tables for job_id in table.best}
-    assert "roofline.csv" not in files and len(data["published"]) == len(reference().published)
+    assert "roofline.csv" not in files and len(data["published"]) == len(published_figures())
 
 
 def test_a_huge_grid_is_not_drawn_picture_by_picture() -> None:

@@ -14,8 +14,8 @@ from driver_cases import STATUS
 from measurement_factory import Night, a_job, precision_grid, printed
 from measurements import row
 
-from orchestrator.analysis.hardware import reference
-from orchestrator.analysis.summary import Summary, Table, summarize, underway_of
+from orchestrator.analysis.hardware import published_figures
+from orchestrator.analysis.summary import Summary, Table, summarize
 from orchestrator.core.measurement import Measurement
 from orchestrator.report import svg
 from orchestrator.report.blocks import Section
@@ -62,20 +62,23 @@ from orchestrator.store.store import Store
 def test_a_run_under_way_says_how_far_it_is(
     changes: dict[str, Any], silent_s: float, sentence: str
 ) -> None:
-    underway = underway_of(replace(STATUS, **changes), STATUS.at + silent_s)
-    assert underway is not None and underway.sentence == sentence
-    assert underway.stale is (silent_s > 1)
-    assert underway_of(replace(STATUS, finished=True), 1e10) is underway_of(None, 0.0) is None
+    summary = summarize([], status=replace(STATUS, **changes), silent_s=silent_s)
+    assert summary.verdict == sentence
+    assert ('class="verdict open"' in render(summary, [])) is (silent_s > 1)
 
 
 def test_a_row_that_cannot_be_read_is_counted_against_the_plan() -> None:
     night = Night()
     for size in range(1, 20):
         night.add(a_job(batch_size=size), items=0)
-    verdict = summarize(night.rows, ["rows/x.parquet (torn)"], planned=20).verdict
-    assert verdict == "1 job of 20 planned have no row; 1 file could not be read; 19 measured."
-    assert summarize(night.rows, planned=19).verdict == "All 19 jobs have an answer; 19 measured."
-    assert summarize(night.rows, planned=3).verdict.startswith("All 19")
+
+    def verdict(planned: int) -> str:
+        status = replace(STATUS, total=planned, finished=True)
+        return summarize(night.rows, ["rows/x.parquet (torn)"], status=status).verdict
+
+    one = "1 job of 20 planned have no row; 1 file could not be read; 19 measured."
+    assert verdict(20) == one
+    assert verdict(19) == verdict(3) == "All 19 jobs have an answer; 19 measured."
 
 
 def test_the_page_of_a_run_under_way(tmp_path: Path) -> None:
@@ -125,8 +128,7 @@ def test_terminal_and_markdown_tell_the_findings() -> None:
     night = Night(emulated=False)
     for cards in (1, 2):
         precision_grid(night, cards=cards, sizes=(8, 32), precisions=("bf16", "int8"))
-    underway = underway_of(STATUS, STATUS.at + 1)
-    summary = summarize(night.rows, reference=reference(), underway=underway)
+    summary = summarize(night.rows, published=published_figures(), status=STATUS, silent_s=1.0)
     text = printed(summary, 80)
     assert max(map(len, text.splitlines())) <= 80
     for form in (text, to_markdown(summary)):
@@ -136,7 +138,7 @@ def test_terminal_and_markdown_tell_the_findings() -> None:
     document = json.loads(to_json(summary))
     assert document["underway"]["done"] == 17
     assert {line["after"] for line in document["figures"]["techniques"]} == {"int8"}
-    assert len(document["figures"]["published"]) == len(reference().published)
+    assert len(document["figures"]["published"]) == len(published_figures())
 
 
 # ---------------------------------------------------------------- forms of one model

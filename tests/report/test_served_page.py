@@ -9,11 +9,12 @@ from typing import Any
 import measurements
 import pytest
 
-from orchestrator.analysis.hardware import Reference, parse_published
+from orchestrator.analysis.hardware import parse_published
 from orchestrator.analysis.selection import settings_of
-from orchestrator.analysis.serving import NO_PRICES, Prices, Served, served_of
+from orchestrator.analysis.serving import Served, served_of
 from orchestrator.analysis.summary import Summary, summarize
 from orchestrator.core.measurement import Measurement
+from orchestrator.grid.vocabulary import PricesBlock
 from orchestrator.report import exchange
 from orchestrator.report.figure_data import figure_csv
 from orchestrator.report.html import render
@@ -41,7 +42,7 @@ def summary() -> Summary:
         for place, engine in enumerate(("vllm", "sglang"))
         for n, rate in enumerate((100 + place, 180, 300, 350 - place))
     ]
-    return summarize(rows, prices=Prices(card_hour={"default": 3.6}))
+    return summarize(rows, prices=PricesBlock(card_hour={"default": 3.6}))
 
 
 def test_every_form_has_the_best_settings_and_the_points_of_served_models(summary: Summary) -> None:
@@ -80,8 +81,8 @@ def test_a_users_table_of_served_models_stands_beside_rows_of_the_same_load() ->
         device_name="NVIDIA H200",
         emulated=False,
     )
-    figures = Reference(published=parse_published(TABLE, "dump.csv"))
-    summary = summarize([row], reference=figures)
+    figures = parse_published(TABLE, "dump.csv")
+    summary = summarize([row], published=figures)
     titles = [(one.title, one.about.unit) for one in summary.published]
     load = "serving: Llama-3.1-70B, input tokens 1024, output tokens 1024, concurrency 4"
     assert titles == [(load, "tokens/s per user"), (load, "tokens/s per card")]
@@ -89,7 +90,7 @@ def test_a_users_table_of_served_models_stands_beside_rows_of_the_same_load() ->
     section = page.partition('id="published"')[2].partition("</section>")[0]
     for text in ("0.75× h200_sxm", "0.50× h200_sxm", "100.0 tokens/s per card", "dump.csv"):
         assert text in section, text
-    assert summarize([replace(row, emulated=True)], reference=figures).published == ()
+    assert summarize([replace(row, emulated=True)], published=figures).published == ()
 
 
 @pytest.mark.parametrize(
@@ -103,13 +104,12 @@ def test_a_table_that_cannot_be_read_names_the_line(damage: tuple[str, str], wor
 
 def test_prices_are_read_from_the_runs_grid(tmp_path: Path) -> None:
     grid = tmp_path / "grid.yaml"
-    assert read_prices(tmp_path) == NO_PRICES
+    assert read_prices(tmp_path) is None
     grid.write_text("name: g\nprices: {card_hour: 2, kwh: 0.3, currency: USD}\n")
-    expected = Prices(card_hour={"default": 2}, kwh=0.3, currency="USD")
-    assert read_prices(tmp_path) == expected
+    assert read_prices(tmp_path) == PricesBlock(card_hour=2, kwh=0.3, currency="USD")
     for text in ("name: g\n", "prices: {card_hour: dear}\n", "[", "- 1\n"):
         grid.write_text(text)
-        assert read_prices(tmp_path) == NO_PRICES
+        assert read_prices(tmp_path) is None
 
 
 def point(number: int, load: int, rate: float, tpot: float, **changes: Any) -> Measurement:
@@ -133,9 +133,8 @@ def point(number: int, load: int, rate: float, tpot: float, **changes: Any) -> M
     return replace(row, metrics=replace(row.metrics, power_w=500.0))
 
 
-def served(*rows: Measurement, prices: Prices | None = None) -> tuple[Served, ...]:
-    settings = settings_of(rows, {})
-    return served_of(rows, settings, prices or Prices(card_hour={}))
+def served(*rows: Measurement, prices: PricesBlock | None = None) -> tuple[Served, ...]:
+    return served_of(rows, settings_of(rows, {}), prices)
 
 
 SLOW = [point(n, 2**n, rate, tpot) for n, (rate, tpot) in enumerate(
@@ -202,7 +201,7 @@ def test_the_best_setting_is_named_for_each_limit_and_for_all_of_them() -> None:
 
 
 def test_tokens_cost_the_hours_of_their_cards_and_the_energy() -> None:
-    prices = Prices(card_hour={"gaudi2": 2.0, "default": 9.0}, kwh=0.3)
+    prices = PricesBlock(card_hour={"gaudi2": 2.0, "default": 9.0}, kwh=0.3)
     (found,) = served(SLOW[0], WIDE[0], prices=prices)
     one, four = (curve.points[0].cost for curve in found.curves)
     assert one == pytest.approx((2.0 + 0.5 * 0.3) / (100 * 3600) * 1e6)
@@ -213,13 +212,14 @@ def test_tokens_cost_the_hours_of_their_cards_and_the_energy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hour", "emulated"), [({}, False), ({"H100": 1.0}, False), ({"default": 1.0}, True)]
+    ("hour", "emulated"),
+    [({}, False), ({"H100": 1.0}, False), ({"default": 1.0}, True), (1.0, True)],
 )
 def test_a_card_without_a_price_or_that_is_emulated_costs_nothing_and_no_column_says_so(
-    hour: dict[str, float], emulated: bool
+    hour: float | dict[str, float], emulated: bool
 ) -> None:
     rows = [replace(row, emulated=emulated) for row in SLOW]
-    (found,) = served(*rows, prices=Prices(card_hour=hour))
+    (found,) = served(*rows, prices=PricesBlock(card_hour=hour))
     assert found.currency == "" and found.curves[0].points[0].cost is None
 
 

@@ -366,21 +366,20 @@ def test_an_index_leads_nowhere_else(tmp_path: Path, names: list[Any]) -> None:
     ids=["cut", "not UTF-8", "empty", "another column", "no counts", "a huge cell"],
 )
 def test_a_table_of_figures_that_rotted_is_left_out(tmp_path, name, damage, monkeypatch, caplog):
-    sound = hardware.reference()
-    for each in ("published.csv", "devices.csv"):
+    tables = {"published.csv": hardware.published_figures, "devices.csv": hardware.data_sheets}
+    sound = {each: read() for each, read in tables.items()}
+    for each, read in tables.items():
         data = (hardware.DIRECTORY / each).read_bytes()
         (tmp_path / each).write_bytes(damage(data) if each == name else data)
+        read.cache_clear()
     monkeypatch.setattr(hardware, "DIRECTORY", tmp_path)
-    hardware.reference.cache_clear()
     try:
-        found = hardware.reference()
+        found = {each: read() for each, read in tables.items()}
     finally:
-        hardware.reference.cache_clear()
-    rotten, other = (
-        ("published", "devices") if name == "published.csv" else ("devices", "published")
-    )
-    assert getattr(found, other) == getattr(sound, other)
-    assert getattr(found, rotten) == ()
+        for read in tables.values():
+            read.cache_clear()
+    assert not found.pop(name)
+    assert all(content == sound[each] for each, content in found.items())
     assert name in caplog.text or not (tmp_path / name).read_bytes()
 
 

@@ -112,7 +112,7 @@ def test_the_page_follows_the_run_by_itself(browser: Page, directory: RunDirecto
         cards = (moved, *STATUS.cards[1:])
         directory.status(done=18, cards=cards, paused="no room for results on /data")
         browser.wait_for(ROWS.format(3))
-        assert text(browser, "#cards .sensors") == "412 W · 61 °C · 97% utilization · 80 GiB"
+        assert text(browser, "#cards .sensors") == "412 W · 61 °C · 97% utilization · 80.0 GiB"
         assert "412 W" in text(browser, "#key") and "of 1 card" in text(browser, "#key")
         assert "no room for results on /data" in text(browser, "#banners")
         assert "18 of 48" in text(browser, "#sentence")
