@@ -32,7 +32,6 @@ from workloads.registry import WorkChange, WorkloadSpec, find_workload
 from workloads.rules import require_allowed
 from workloads.training.methods import ADAPTER_METHODS, MethodParameters, method_of
 from workloads.training.pairs import Seq2SeqParameters, source_length, target_length
-from workloads.training.parallel.layout import model_parallel_size
 from workloads.training.techniques import (
     technique_metrics,
     technique_notes,
@@ -123,13 +122,6 @@ def _saving(job: JobDescription, method: MethodParameters) -> Iterator[Refusal]:
             setting="save_model",
             reason="method qat ends in int4 weights, which this version keeps in no checkpoint",
             hint="train with method: full and quantise in a job of workload: quantization",
-        )
-    if model_parallel_size(job.parameters, job.cards) > 1:
-        yield Refusal(
-            setting="save_model",
-            reason="each card holds a part of the model, and this version puts none together",
-            hint="write strategy: ddp",
-            unsupported=True,
         )
 
 

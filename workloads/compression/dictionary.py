@@ -29,14 +29,6 @@ _RIDGE = 1e-6
 _SEED = 0
 
 
-def layers_of(model: Any) -> dict[str, Any]:
-    """Linear and convolution layers by name: all but the output layer."""
-    layers = hidden_layers(model, torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d)
-    if not layers:
-        raise BadConfiguration(f"dictionary_atoms: {type(model).__name__} has no layers to code")
-    return layers
-
-
 def pursue(
     vectors: torch.Tensor, atoms: torch.Tensor, terms: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -195,9 +187,9 @@ class DictionaryLinear(torch.nn.Module):
 
 def use_products(model: Any, data: bytes) -> int:
     """Replace a model's linear layers by those of a coded file, in place; return their number."""
-    layers, replaced = layers_of(model), 0
+    layers, replaced = hidden_layers(model), 0
     for name, layer_code in read_codes(data).items():
-        if isinstance(layers.get(name), torch.nn.Linear):
+        if name in layers:
             model.set_submodule(name, DictionaryLinear(layers[name], layer_code))
             replaced += 1
     return replaced

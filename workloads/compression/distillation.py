@@ -25,7 +25,6 @@ from workloads.models.catalog import checkpoint_kind, known_config
 from workloads.settings import choice, work
 from workloads.training.data import NOT_LEARNED
 from workloads.training.methods import method_name
-from workloads.training.parallel.layout import model_parallel_size
 from workloads.training.technique import DataPlan, Inputs, Loading, Technique, Training
 
 if TYPE_CHECKING:
@@ -189,23 +188,21 @@ class Taught:
         return logits  # type: ignore[no-any-return]
 
     def divergence(
-        self, inputs: Inputs, logits: torch.Tensor, positions: Any, temperature: float = 1.0
+        self,
+        inputs: Inputs,
+        logits: torch.Tensor,
+        positions: Any,
+        temperature: float = 1.0,
+        guided: bool = False,
     ) -> torch.Tensor:
-        """Summed KL divergence from the teacher's full distribution."""
+        """Summed KL divergence from the teacher's full distribution; ``guided``: from its cached
+        logits if the batch has them."""
         aligned = self.training.task.function("aligned")
         student, labels = aligned(logits, inputs.labels, positions)
-        teacher, _ = aligned(self.logits(inputs, positions), inputs.labels, positions)
-        return summed_kl(student, teacher, labels, temperature)
-
-    def learned_divergence(
-        self, inputs: Inputs, logits: torch.Tensor, positions: Any, temperature: float
-    ) -> torch.Tensor:
-        """Summed KL divergence, by cached logits if the batch has them."""
         values, ids = inputs.guide_values, inputs.guide_ids
-        if values is None or ids is None:
-            return self.divergence(inputs, logits, positions, temperature)
-        aligned = self.training.task.function("aligned")
-        student, labels = aligned(logits, inputs.labels, positions)
+        if not guided or values is None or ids is None:
+            teacher, _ = aligned(self.logits(inputs, positions), inputs.labels, positions)
+            return summed_kl(student, teacher, labels, temperature)
         if positions is not None:
             values, ids = values[:, positions], ids[:, positions]
         values, ids = (aligned(guide, inputs.labels, positions)[0] for guide in (values, ids))
@@ -438,13 +435,6 @@ class Distillation(Technique):
                 hint="name a student checkpoint as model, and the teacher",
                 unsupported=True,
             )
-        if model_parallel_size(job.parameters, job.cards) > 1:
-            yield Refusal(
-                setting="method",
-                reason="this version has no teacher beside a model in parts",
-                hint="write strategy: ddp",
-                unsupported=True,
-            )
         if job.parameters.get("logits") == "chunked":
             yield Refusal(
                 setting="logits",
@@ -526,7 +516,7 @@ class Distillation(Technique):
         temperature = USUAL_TEMPERATURE if self.temperature is None else self.temperature
 
         def objective(inputs: Inputs, logits: torch.Tensor, kept: Any) -> torch.Tensor:
-            divergence = taught.learned_divergence(inputs, logits, kept, temperature)
+            divergence = taught.divergence(inputs, logits, kept, temperature, guided=True)
             plain = training.plain_loss(inputs, logits, kept)
             return alpha * temperature**2 * divergence + (1 - alpha) * plain
 

@@ -16,8 +16,6 @@ from workloads.models.precision import hidden_layers
 from workloads.models.rules import linear_shapes
 from workloads.registry import Metric
 from workloads.settings import work
-from workloads.training.methods import ADAPTER_METHODS, method_name
-from workloads.training.parallel.layout import divides_weights
 from workloads.training.technique import Technique, Training
 
 if TYPE_CHECKING:
@@ -43,11 +41,12 @@ _WIDTHS = ("intermediate_size", "d_ff", "ffn_hidden_size", "ffn_dim", "n_inner")
 VECTOR = 8
 
 
-def prunable_layers(model: Any) -> dict[str, torch.nn.Linear]:
-    """The linear layers that are pruned, by name: all but the output layer."""
-    layers = hidden_layers(model)
+def prunable_layers(model: Any, *kinds: type[torch.nn.Module]) -> dict[str, Any]:
+    """The layers that are pruned or coded, by name: all linear ones, or those of other ``kinds``,
+    but the output layer."""
+    layers = hidden_layers(model, *kinds)
     if not layers:
-        raise BadConfiguration(f"sparsity: {type(model).__name__} has no linear layers to prune")
+        raise BadConfiguration(f"sparsity: {type(model).__name__} has no layers to prune")
     return layers
 
 
@@ -192,9 +191,12 @@ class Sparsity(Technique):
     name: ClassVar[str] = "sparsity"
     title: ClassVar[str] = "sparsity and weight sharing"
     order: ClassVar[int] = 105  # after autocast, since losses are measured; before clipping
-    beside: ClassVar[Any] = dict.fromkeys(
-        ("sparsity_share", "sparsity_schedule"), ("sparsity", ("magnitude", "2:4", "channels"))
-    ) | {
+    whole_weights: ClassVar[Any] = ("sparsity", "cluster_bits", "dictionary_atoms")
+    # Adapters lie over a frozen base, and QAT rounds weights in a way of its own.
+    beside: ClassVar[Any] = {
+        **dict.fromkeys(whole_weights, ("method", (None, "full", "distill"))),
+        "sparsity_share": ("sparsity", ("magnitude", "2:4", "channels")),
+        "sparsity_schedule": ("sparsity", ("magnitude", "2:4", "channels")),
         "cluster_steps": ("cluster_bits", tuple(range(1, 9))),
         "dictionary_terms": ("dictionary_atoms", ()),
         "dictionary_length": ("dictionary_atoms", ()),
@@ -322,24 +324,6 @@ class Sparsity(Technique):
         return USUAL_SHARE if self.sparsity_share is None else self.sparsity_share
 
     def refusals(self, job: JobDescription) -> Iterable[Refusal]:
-        unpruned = "dictionary_atoms" if self.dictionary_atoms else "cluster_bits"
-        blamed = "sparsity" if self.sparsity != "none" else unpruned
-        method = method_name(job.parameters)
-        if method in ADAPTER_METHODS or method == "qat":
-            does = "trains an adapter over a base that is frozen"
-            if method == "qat":
-                does = "rounds weights in a way of its own"
-            yield Refusal(
-                setting=blamed, reason=f"method {method} {does}", hint="write method: full"
-            )
-        if divides_weights(job.parameters, job.cards):
-            yield Refusal(
-                setting=blamed,
-                reason="each card holds a part of every matrix, and this version judges weights "
-                "and channels of whole ones",
-                hint="write strategy: ddp",
-                unsupported=True,
-            )
         if self.cluster_steps is not None:
             yield from self._trained_again(job, self.cluster_steps)
         if self.dictionary_atoms is not None:
@@ -378,15 +362,7 @@ class Sparsity(Technique):
                 "weights",
                 hint="write as many as there are atoms and weights of a vector, at most",
             )
-        for name, (_, inputs) in (linear_shapes(job.model) or {}).items():
-            if inputs % self.dictionary_length:
-                yield Refusal(
-                    setting="dictionary_length",
-                    reason=f"the {inputs} inputs of {name} are no multiple of "
-                    f"{self.dictionary_length}",
-                    hint="write a divisor",
-                )
-                return
+        yield from _undivided(job, "dictionary_length", self.dictionary_length, "write a divisor")
 
     def _two_of_four(self, job: JobDescription) -> Iterator[Refusal]:
         if self.sparsity_share not in (None, USUAL_SHARE):
@@ -401,14 +377,7 @@ class Sparsity(Technique):
                 reason="2:4 is two of every four from the first step on",
                 hint="write sparsity_schedule: once, or sparsity: magnitude",
             )
-        for name, (_, inputs) in (linear_shapes(job.model) or {}).items():
-            if inputs % GROUP:
-                yield Refusal(
-                    setting="sparsity",
-                    reason=f"the {inputs} inputs of {name} are no multiple of {GROUP}",
-                    hint="write sparsity: magnitude",
-                )
-                return
+        yield from _undivided(job, "sparsity", GROUP, "write sparsity: magnitude")
 
     def _emptied(self, job: JobDescription) -> Iterator[Refusal]:
         outs = {out for _, out in FEED_FORWARD}
@@ -469,9 +438,8 @@ class Sparsity(Technique):
         total = sum(layer.weight.numel() for layer in layers.values())
         after = sum(layer.weight.nbytes for layer in layers.values())
         if self.sparsity == "2:4":
-            after = (
-                after // 2 + total // 8
-            )  # half of the values, and two bits for the place of each
+            # Half of the values, and two bits for the place of each.
+            after = after // 2 + total // 8
         if self.cluster_bits is not None:
             from workloads.compression.sharing import CODED_FILE
 
@@ -484,12 +452,8 @@ class Sparsity(Technique):
             from workloads.compression import dictionary
 
             _note_loss(training, "unshared_loss")
-            atoms, terms, length = (
-                self.dictionary_atoms,
-                self.dictionary_terms,
-                self.dictionary_length,
-            )
-            data = dictionary.code(layers, atoms, terms, length)
+            sizes = self.dictionary_atoms, self.dictionary_terms, self.dictionary_length
+            data = dictionary.code(layers, *sizes)
             training.metrics["dictionary_error"] = dictionary.replace_weights(layers, data)
             training.saved_files[dictionary.DICTIONARY_FILE] = data
             after = len(data)
@@ -544,11 +508,10 @@ class Sparsity(Technique):
         return self._shared
 
     def _layers(self, model: Any) -> Mapping[str, Any]:
-        if self.dictionary_atoms is None:
-            return prunable_layers(model)
-        from workloads.compression.dictionary import layers_of
+        from torch.nn import Conv1d, Conv2d, Linear
 
-        return layers_of(model)
+        kinds = () if self.dictionary_atoms is None else (Linear, Conv1d, Conv2d)
+        return prunable_layers(model, *kinds)
 
     def _summary(self, zeros: float, layers: int) -> str:
         if self.sparsity == "channels":
@@ -563,6 +526,15 @@ class Sparsity(Technique):
         if self.dictionary_atoms:
             text += f"; sums of {self.dictionary_terms} of {self.dictionary_atoms} atoms"
         return text + (f"; values of {self.cluster_bits} bits" if self.cluster_bits else "")
+
+
+def _undivided(job: JobDescription, setting: str, size: int, hint: str) -> Iterator[Refusal]:
+    """Name the first linear layer whose inputs cannot be cut into vectors of a size."""
+    for name, (_, inputs) in (linear_shapes(job.model) or {}).items():
+        if inputs % size:
+            reason = f"the {inputs} inputs of {name} are no multiple of {size}"
+            yield Refusal(setting=setting, reason=reason, hint=hint)
+            return
 
 
 @dataclass(slots=True, kw_only=True)

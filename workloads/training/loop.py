@@ -110,7 +110,7 @@ class _TrainingJob:
 
     def __post_init__(self) -> None:
         parameters, cards = self.request.parameters, self.context.world_size
-        self.method = methods.method_for(parameters, probe=self.request.probe)
+        self.method = methods.method_of(parameters, probe=self.request.probe)
         self.techniques = chosen(parameters)
         self.layout = Layout(
             rank=self.context.rank,

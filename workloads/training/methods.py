@@ -154,20 +154,12 @@ def method_name(parameters: Mapping[str, Any]) -> str:
     return str(parameters.get("method", WHOLE_MODEL))
 
 
-def method_of(parameters: Mapping[str, Any]) -> MethodParameters:
-    """The method's part of all parameters."""
+def method_of(parameters: Mapping[str, Any], *, probe: bool = False) -> MethodParameters:
+    """The method's part of all parameters; a probe takes few steps and saves nothing."""
     there = {name: parameters[name] for name in MethodParameters.model_fields if name in parameters}
+    if probe:
+        there |= {"steps": PROBE_STEPS, "save_adapter": None, "save_model": None}
     return MethodParameters.model_validate({"method": WHOLE_MODEL, **there})
-
-
-def method_for(parameters: Mapping[str, Any], *, probe: bool) -> MethodParameters:
-    """The method's parameters as run; a probe takes few steps and saves nothing."""
-    method = method_of(parameters)
-    if not probe:
-        return method
-    return method.model_copy(
-        update={"steps": PROBE_STEPS, "save_adapter": None, "save_model": None}
-    )
 
 
 LOSSES = (

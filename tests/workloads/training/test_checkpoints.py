@@ -249,17 +249,25 @@ def test_a_second_pass_begins_anew_and_checkpoints_stay_until_it_has_succeeded(r
 
 
 @pytest.mark.parametrize("mode", ["blocking", "async", "incremental"])
-def test_tied_weights_are_trained_by_each_of_their_names(mode: str, tmp_path: Path) -> None:
+def test_what_is_frozen_is_written_once_and_tied_weights_by_each_of_their_names(
+    mode: str, tmp_path: Path
+) -> None:
     training, fresh = (training_of(tied()) for _ in range(2))
     saver = Saver(Checkpoints(directory=tmp_path, rank=0), mode)
     before: list[torch.Tensor] = []
+    written: set[int] = set()
     for step in range(3):
         training.backward(training.model(torch.randn(4, 3)).square().sum())
         training.update()
         if step < 2:
             saver.save(training, step)
             before.append(training.model[0].weight.detach().clone())
+            written |= {file.stat().st_mtime_ns for file in tmp_path.glob("frozen.*")}
     saver.wait()
+    incremental = mode == "incremental"
+    assert len(written) == incremental
+    (newest,) = tmp_path.glob("step-*.pt")
+    assert ("frozen" in on_disk.read_state(newest)) is not incremental
     assert saver.checked(training) == "step 1, 3 tensors"
     on_disk.restore(fresh, on_disk.read_newest(saver.checkpoints), {})
     assert torch.equal(fresh.model[0].weight, before[1]) and not torch.equal(*before)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from orchestrator.core.errors import GridError
 from orchestrator.grid.parser import parse_grid
 from workloads import quality
-from workloads.base import BadConfiguration, Unsupported
+from workloads.base import BadConfiguration
 from workloads.data.embedded import news_examples
 from workloads.training.data import NOT_LEARNED, SampleFormat
 from workloads.training.pairs import Pair, collate, encode
@@ -161,21 +161,6 @@ def test_the_plan_refuses_settings_of_another_kind(asked: dict[str, Any], words:
         parse_grid(grid(**asked), "g")
     (problem,) = found.value.problems
     assert words in problem.message and problem.path.endswith(tuple(asked))
-
-
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ({"precision": "fp16", "method": "lora", "autocast": "fp16"}, "overflow in fp16"),
-        ({"autocast": "fp16"}, "write autocast: bf16"),
-        ({"padding": "packing"}, "packs a source and its target into no row"),
-        ({"logits": "learned"}, "learns them all"),
-    ],
-)
-def test_what_t5_cannot_do_is_unsupported(asked: dict[str, Any], words: str) -> None:
-    """fp16 whether of weights or of products."""
-    with pytest.raises(Unsupported, match=words):
-        train(**(SUMMARIES | asked))
 
 
 def test_a_published_t5_without_its_prefix_is_told(form: SampleFormat) -> None:

@@ -41,7 +41,7 @@ from workloads.training.checkpoints import Checkpoints, Saver, on_host, read_new
 from workloads.training.technique import Inputs, Loading, StepBatch, Training
 from workloads.training.techniques.batches import DataLoading, Padding, TokenizerKind
 from workloads.training.techniques.kernels import Attention, Compilation, compiled_graphs
-from workloads.training.techniques.optimization import Freezing, MemoryRelease, OptimizerChoice
+from workloads.training.techniques.optimization import MemoryRelease, OptimizerChoice
 from workloads.training.techniques.precision import Autocast, MatmulBackend, MatmulPrecision
 
 SAME = 1e-5
@@ -412,28 +412,6 @@ def test_an_asynchronous_checkpoint_is_of_its_step_and_may_fail_the_job(tmp_path
     saver.save(training, 1)
     with pytest.raises(IsADirectoryError):
         saver.wait()
-
-
-def test_increments_leave_out_what_is_frozen(tmp_path: Path) -> None:
-    sizes = {}
-    for mode in ("blocking", "incremental"):
-        training = training_of(small_model())
-        Freezing(freeze_embeddings=True, freeze_layers=1).on_model(training)
-        training.optimizer = training.make_optimizer(training.trainable())
-        (tmp_path / mode).mkdir()
-        saver = Saver(Checkpoints(directory=tmp_path / mode, rank=0), mode)
-        directory = saver.checkpoints.directory
-        stamps = []
-        for number in range(2):
-            step(training, number)
-            saver.save(training, number)
-            stamps += [file.stat().st_mtime_ns for file in directory.glob("frozen.*")]
-        (newest,) = directory.glob("step-*.pt")
-        sizes[mode] = newest.stat().st_size
-        assert len(set(stamps)) == (mode == "incremental")
-        read = read_newest(saver.checkpoints)
-        assert read["step"] == 1 and read["weights"].keys() == training.model.state_dict().keys()
-    assert sizes["incremental"] < 0.8 * sizes["blocking"]
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,11 @@ ZERO3: dict[str, Any] = TWO | {"strategy": "zero3"}
 #: A pipeline over all of four cards, in four micro-batches.
 PIPE: dict[str, Any] = FOUR | QUARTER | {"strategy": "pipeline"}
 LOOPED: dict[str, Any] = PIPE | {"pipeline_schedule": "interleaved"}
+T5: dict[str, Any] = {"model": "tiny-t5", "dataset": "cnn-dailymail-synthetic", "max_length": 512}
+STUDENT: dict[str, Any] = {"method": "distill", "student_layers": 2}
+SPARSE: dict[str, Any] = {"sparsity": "2:4"}
+ALMOST: dict[str, Any] = {"sparsity_share": 0.9999999}
+ATOMS: dict[str, Any] = FULL | {"dictionary_atoms": 8}
 ONE_OF_TWO: dict[str, Any] = {"pipeline_parallel": 2, "gradient_accumulation": 1}
 
 
@@ -94,6 +99,27 @@ def test_every_method_is_allowed_on_every_device(method: str) -> None:
         (LOOPED | ONE_OF_TWO, "gradient_accumulation", "a multiple of the 2 stages hint: : 8"),
         (PIPE | {"padding": "packing"}, "padding", "of one shape hint: fixed"),
         (TWO | {"pipeline_parallel": 2}, "pipeline_parallel", "ddp cuts no layers hint: pipeline"),
+        ({"method": "distill"}, "method", "nothing says how they differ"),
+        ({"method": "distill", "teacher": "tiny-chatglm3"}, "teacher", "is the student as well"),
+        ({"method": "distill", "teacher": "tiny-t5"}, "teacher", "vocabulary"),
+        (STUDENT | {"student_layers": 9}, "student_layers", "4 layers to copy"),
+        (STUDENT | {"student_layers": 4}, "student_layers", "would be its teacher"),
+        ({"method": "distill", "student_hidden": 33}, "student_hidden", "do not divide 33"),
+        (STUDENT | {"teacher": "another"}, "student_layers", "as it is"),
+        (STUDENT | FULL, "student_layers", "beside method: distill"),
+        (STUDENT | {"teacher_logits": "kept", "padding": "packing"}, "teacher_logits", "sample a"),
+        (STUDENT | CHUNKED, "logits", "compared by logits"),
+        ({"sparsity": "magnitude"}, "sparsity", "beside method: full or distill"),
+        ({"cluster_bits": 4, "method": "qat"}, "cluster_bits", "beside method: full or distill"),
+        (FULL | {"sparsity_share": 0.5}, "sparsity_share", "beside sparsity"),
+        (FULL | SPARSE | {"sparsity_share": 0.7}, "sparsity_share", "one half"),
+        (FULL | SPARSE | {"sparsity_schedule": "gradual"}, "sparsity_schedule", "two of every"),
+        (FULL | ALMOST | {"sparsity": "magnitude"}, "sparsity_share", "leaves none"),
+        (FULL | ALMOST | {"sparsity": "channels"}, "sparsity_share", "leaves none"),
+        (ATOMS | {"cluster_bits": 4}, "dictionary_atoms", "one code"),
+        (ATOMS | {"dictionary_terms": 9}, "dictionary_terms", "9 of 8 atoms"),
+        (ATOMS | {"dictionary_length": 7}, "dictionary_length", "no multiple of 7"),
+        (FULL | {"dictionary_length": 8}, "dictionary_length", "beside dictionary_atoms"),
     ],
 )
 def test_a_contradiction_is_wrong_on_every_device(changes, setting, words) -> None:
@@ -129,8 +155,15 @@ def test_a_contradiction_is_wrong_on_every_device(changes, setting, words) -> No
         (FSDP2 | {"save_every": 1}, "cpu", "saves no training by strategy fsdp2"),
         (FSDP2 | FOUR | {"tensor_parallel": 2}, "cpu", "no fsdp2 of split matrices"),
         (PIPE | {"profile": True}, "cpu", "no profile true over the stages"),
-        (PIPE | FULL | {"save_model": "a"}, "cpu", "each card holds a part of the model"),
-        (PIPE | FULL | {"sparsity": "magnitude"}, "cpu", "each card holds a part of every matrix"),
+        (PIPE | FULL | {"save_model": "a"}, "cpu", "no save_model a over the stages"),
+        (TENSOR | FULL | {"save_model": "a"}, "cpu", "no save_model a over split matrices"),
+        (PIPE | FULL | SPARSE, "cpu", "whole weights, of which each card has a part"),
+        (ZERO1 | FULL | SPARSE, "cpu", "DeepSpeed drives the model"),
+        (T5 | {"precision": "fp16", "autocast": "fp16"}, "cpu", "overflow in fp16"),
+        (T5 | FP32 | {"autocast": "fp16"}, "cpu", "overflow in fp16"),
+        (T5 | {"padding": "packing"}, "cpu", "packs a source and its target into no row"),
+        (T5 | {"logits": "learned"}, "cpu", "learns them all"),
+        (TENSOR | STUDENT, "cpu", "no method distill over split matrices"),
         (PIPE | {"save_every": 1}, "cpu", "saves no training by strategy pipeline"),
     ],
 )

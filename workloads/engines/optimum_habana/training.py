@@ -41,7 +41,7 @@ from workloads.registry import task_for
 from workloads.training import methods, saved_adapters
 from workloads.training.data import Learnable, SampleFormat, read_samples
 from workloads.training.losses import loss_details
-from workloads.training.methods import method_for
+from workloads.training.methods import method_of
 from workloads.training.parallel.layout import Layout
 from workloads.training.step import flops_per_token, plan_data
 from workloads.training.technique import DataPlan, Inputs
@@ -190,7 +190,7 @@ def run(request: Request, context: JobContext) -> Result:
 
 
 def _run(request: Request, context: JobContext) -> Result:
-    method = method_for(request.parameters, probe=request.probe)
+    method = method_of(request.parameters, probe=request.probe)
     version = prepare(context.device)
     hpu: HpuDevice = context.device  # type: ignore[assignment]  # prepare() takes no other
     mode = mode_of(request, hpu)

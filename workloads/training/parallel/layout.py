@@ -293,11 +293,12 @@ _PARTS: dict[str, Sequence[Any]] = {"method": ("full", "lora"), "autocast": ("no
 _IN_STAGES = _PARTS | {
     "logits": ("all",),
     "save_adapter": (None,),
+    "save_model": (None,),
     "profile": (False,),
     "freeze_layers": (0,),
     "freeze_embeddings": (False,),
 }
-_SPLIT = _PARTS | {"save_adapter": (None,)}
+_SPLIT = _PARTS | {"save_adapter": (None,), "save_model": (None,)}
 _BY_FSDP2 = _PARTS | {"profile": (False,), "optimizer": ("adamw", "adamw-fused")}
 _BY_DEEPSPEED = {
     "method": [name for name in get_args(Method) if name != "qlora"],
