@@ -80,15 +80,6 @@ def test_the_nested_interval_covers_whatever_the_two_parts_are(
     assert 0.90 <= covered / 2000 <= 0.98
 
 
-def test_the_parts_of_the_variance_are_told_apart() -> None:
-    chance = np.random.default_rng(2)
-    means = 100 + 3 * chance.standard_normal(4000) + chance.standard_normal(4000)
-    found = nested_interval(means.tolist(), [1.0, None] * 2000)
-    assert found is not None and found.within == 1.0
-    assert found.between == pytest.approx(3.0, abs=0.15)
-    assert nested_interval([5.0], [0.1]) is None
-
-
 def test_samples_that_a_percentile_needs() -> None:
     assert [samples_needed(p, 0.95) for p in (50, 90, 95, 99, 99.9)] == [5, 29, 59, 299, 2995]
     assert samples_needed(99, 0.99) == 459
