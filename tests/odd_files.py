@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import socket
 import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from orchestrator.store import disk
 
 
 def a_directory(path: Path) -> None:
@@ -78,6 +84,27 @@ def no_search(path: Path) -> None:
 
 def an_empty_file(path: Path) -> None:
     path.write_bytes(b"")
+
+
+@contextlib.contextmanager
+def unreadable(chosen: Callable[[Path], bool], code: int = errno.EMFILE) -> Iterator[None]:
+    """Let the store's reads of the chosen files fail within the block."""
+    read = disk.read
+
+    def fail(path: Path, *arguments: Any, **options: Any) -> bytes:
+        if chosen(path):
+            raise OSError(code, os.strerror(code))
+        return read(path, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(disk, "read", fail)
+        yield
+
+
+def a_program(path: Path, script: str) -> None:
+    """A program of this shell script."""
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
 
 
 FILES = (

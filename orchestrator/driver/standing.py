@@ -52,8 +52,6 @@ class Standing:
     )
     _flags: Counter[str] = field(default_factory=Counter)
     to_repeat: int = 0  # rows that were flagged, those that a repeat replaced included
-    _bests: dict[object, BestSoFar] = field(default_factory=dict)
-    _stale: set[object] = field(default_factory=set)  # works with new rows
 
     def row_of(self, record: RecordRow) -> Measurement:
         """The row of a command, made once although it is judged before it is written."""
@@ -124,25 +122,25 @@ class Standing:
 
     def best(self, labels: Mapping[str, object]) -> tuple[BestSoFar, ...]:
         """The best row so far of each piece of work with at least two rows, of the first works."""
-        for work in self._stale:
-            entries = self._works[work].values()
+        bests = []
+        competing = (entries.values() for entries in self._works.values() if len(entries) > 1)
+        for entries in islice(competing, MOST_WORKS):
             best = _best(entries)
-            if best is None or len(entries) < 2:
-                self._bests.pop(work, None)
-                continue
+            assert best is not None
             above = sum(bool(one.flags) and one.high >= best.low for one in entries)
             provisional = f"{plural(above, 'flagged row')} may be faster" if above else ""
             if best.flags:
                 provisional = f"every row is flagged, this one {', '.join(sorted(best.flags))}"
-            self._bests[work] = BestSoFar(
-                job=str(labels.get(best.job_id, best.job_id)),
-                per_s=best.value,
-                unit=best.unit,
-                rows=len(entries),
-                provisional=provisional,
+            bests.append(
+                BestSoFar(
+                    job=str(labels.get(best.job_id, best.job_id)),
+                    per_s=best.value,
+                    unit=best.unit,
+                    rows=len(entries),
+                    provisional=provisional,
+                )
             )
-        self._stale.clear()
-        return tuple(islice(self._bests.values(), MOST_WORKS))
+        return tuple(bests)
 
     def _judged(self, record: RecordRow) -> _Entry:
         key = record.attempt.attempt_id if record.attempt is not None else ""
@@ -160,7 +158,6 @@ class Standing:
         self._entries[entry.job_id] = entry
         if entry.value and not entry.flags & LASTING:
             self._works[entry.work][entry.job_id] = entry
-            self._stale.add(entry.work)
 
 
 def _entry(row: Measurement, flags: frozenset[str]) -> _Entry:

@@ -67,16 +67,6 @@ def is_secret(name: str, value: str) -> bool:
     return not (value.startswith("/") and os.path.exists(value))
 
 
-def secrets_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return every spelling of every secret in ``environment``, with its variable's name."""
-    names: dict[str, str] = {}
-    for name, value in environment.items():
-        for secret in _secrets_in(name, value):
-            for spelling in _spellings(secret):
-                names.setdefault(spelling, name)
-    return names
-
-
 def _secrets_in(name: str, value: str) -> Iterator[str]:
     """Yield the value, its lines, and the passwords of addresses in it."""
     if is_secret(name, value):
@@ -167,8 +157,11 @@ def error_line(error: object, limit: int = 500) -> str:
 
 @lru_cache(maxsize=8)
 def _redactor(variables: tuple[tuple[str, str], ...]) -> Callable[[str], str]:
-    secrets = secrets_of(dict(variables))
-    names = {value: re.sub(r"[^\w.-]", "_", name) for value, name in secrets.items()}
+    names: dict[str, str] = {}  # by every spelling of every secret
+    for name, value in variables:
+        for secret in _secrets_in(name, value):
+            for spelling in _spellings(secret):
+                names.setdefault(spelling, re.sub(r"[^\w.-]", "_", name))
     longest_first = sorted(names, key=len, reverse=True)  # a secret may contain another
     values = re.compile("|".join(map(re.escape, longest_first))) if names else None
 

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+from odd_files import a_program
 from recorded_hl_smi import GAUDI3_CSV
 
 from orchestrator.cli.main import main
@@ -42,9 +43,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def installs(tools: Path, name: str, printed: str) -> None:
-    tool = tools / name
-    tool.write_text(f"#!/bin/sh\ncat <<'END'\n{printed}END\n")
-    tool.chmod(0o755)
+    a_program(tools / name, f"cat <<'END'\n{printed}END")
 
 
 def test_cards_are_found_and_hidden_ones_left_alone(
@@ -88,10 +87,8 @@ UUIDS = "index, uuid\n0, GPU-8dcb4b4c-0000-1111\n1, GPU-8dff3a85-2222-3333\n"
 def test_visible_devices_are_resolved_or_refused_by_what_they_are(
     value: str, cards: tuple[int, ...] | str, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tool = tools / "nvidia-smi"
     printed = f"case $1 in *uuid) cat <<'END'\n{UUIDS}END\n;; *) cat <<'END'\n{NVIDIA_CSV}END\nesac"
-    tool.write_text(f"#!/bin/sh\n{printed}\n")
-    tool.chmod(0o755)
+    a_program(tools / "nvidia-smi", printed)
     monkeypatch.setattr(nvidia, "uuid", lambda index: "")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     if isinstance(cards, tuple):
@@ -125,9 +122,7 @@ def test_gaudi_modules_are_read_and_not_counted(
 def test_seven_gaudi_cards_of_a_failing_tool_are_a_node_of_seven(tools: Path) -> None:
     """hl-smi ends with an error for the lost one, and has printed the others."""
     rows = GAUDI3_CSV.splitlines(keepends=True)
-    tool = tools / "hl-smi"
-    tool.write_text(f"#!/bin/sh\ncat <<'END'\n{''.join(rows[:3] + rows[4:])}END\nexit 1\n")
-    tool.chmod(0o755)
+    a_program(tools / "hl-smi", f"cat <<'END'\n{''.join(rows[:3] + rows[4:])}END\nexit 1")
     [node] = own_nodes([HPU])
     assert len(node.card_indices) == 7 and node.server_cards == 8
     [lost] = {*range(8)} - {*node.card_indices}
@@ -156,9 +151,7 @@ def test_a_lost_card_is_named_and_the_others_run(
     one = "".join(f"*id={bus}) printf '{QUERY}\\n{row}\\n' ;;\n" for bus, row in rows.items())
     all_others = f"printf '{QUERY}\\n' ; echo '{rows[buses[0]]}'; echo '{rows[buses[2]]}'"
     lost = f"echo '{LOST.strip()}'; {all_others if listed else ':'}; exit 15"
-    tool = tools / "nvidia-smi"
-    tool.write_text(f'#!/bin/sh\ncase "$3" in {one}*) {lost};; esac\n')
-    tool.chmod(0o755)
+    a_program(tools / "nvidia-smi", f'case "$3" in {one}*) {lost};; esac')
     [node] = own_nodes([GPU])
     assert node.card_indices == (0, 2)
     assert node.faults == ("GPU1 is left out: Unknown Error",)

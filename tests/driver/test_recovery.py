@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ import pytest
 from core_cases import a_worker
 from grid_cases import grid
 from measurements import journal_row, row
+from odd_files import unreadable
 from schedule_cases import job, node
 
 from orchestrator.core.errors import StoreError
@@ -34,7 +34,6 @@ from orchestrator.driver.recovery import (
 )
 from orchestrator.on_ray.outcomes import KeptOutcome
 from orchestrator.planning.planner import make_plan
-from orchestrator.store import disk
 from orchestrator.store.store import Store
 from orchestrator.worker.orphans import Owner
 from orchestrator.worker.protocol import Ended, Run
@@ -100,24 +99,17 @@ def test_what_a_dead_driver_had_running_is_named(tmp_path: Path) -> None:
     ]
 
 
-def test_no_run_is_planned_by_some_of_its_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_run_is_planned_by_some_of_its_rows(tmp_path: Path) -> None:
     store = Store(tmp_path, "night")
     assert history_of(store) == []
     with store:
         store.append(row(1))
     (store.tables_path / "a.parquet").mkdir()
     assert len(history_of(store)) == 1
-    read = disk.read
-
-    def fail(path: Path, *arguments: Any) -> bytes:
-        if path.name.startswith("rows-"):
-            raise OSError(errno.EMFILE, "Too many open files")
-        return read(path, *arguments)
-
-    monkeypatch.setattr(disk, "read", fail)
-    with pytest.raises(StoreError, match=r"what was measured cannot be known now: .*Too many open"):
+    with (
+        unreadable(lambda path: path.name.startswith("rows-")),
+        pytest.raises(StoreError, match=r"what was measured cannot be known now: .*Too many open"),
+    ):
         history_of(store)
 
 

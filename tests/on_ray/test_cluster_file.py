@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from odd_files import a_program
 
 from workloads.devices.monitor.gaudi import PRODUCTS
 
@@ -80,8 +80,8 @@ def test_a_server_declares_the_cards_it_has(name, tools, expected, role, tmp_pat
     said = tmp_path / "said"
     for directory in ("bin", "nightgrid-venv/bin"):
         (tmp_path / directory).mkdir(parents=True)
-        script(tmp_path / directory / "ray", f"printf '%s\\n' \"$@\" > {said}")
-    script(tmp_path / "bin" / tools[0], f"for card in 1 2; do echo {tools[-1]}; done")
+        a_program(tmp_path / directory / "ray", f"printf '%s\\n' \"$@\" > {said}")
+    a_program(tmp_path / "bin" / tools[0], f"for card in 1 2; do echo {tools[-1]}; done")
     environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "RAY_HEAD_IP": "10.0.0.1"}
     for command in load(name)[f"{role}_start_ray_commands"]:
         done = subprocess.run(
@@ -98,11 +98,6 @@ def test_a_server_declares_the_cards_it_has(name, tools, expected, role, tmp_pat
     assert ("--address=10.0.0.1:6379" in words) == (role == "worker")
     resources = [word.partition("=")[2] for word in words if word.startswith("--resources=")]
     assert [json.loads(text) for text in resources] == ([] if expected is None else [expected])
-
-
-def script(path: Path, line: str) -> None:
-    path.write_text(f"#!/bin/sh\n{line}\n", encoding="ascii")
-    os.chmod(path, 0o755)
 
 
 @pytest.mark.parametrize(

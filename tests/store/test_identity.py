@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from measurements import row
-from odd_files import a_pipe
+from odd_files import a_pipe, unreadable
 
 from orchestrator.core.errors import StoreError, StoreLocked
-from orchestrator.store import disk
 from orchestrator.store import files as run_files
 from orchestrator.store.identity import ids_at
 from orchestrator.store.store import Store
@@ -98,17 +95,12 @@ def test_what_is_no_id_is_set_aside(tmp_path: Path, make: Callable[[Path], objec
     assert (store.quarantine_path / run_files.RUN_ID).exists()
 
 
-def test_an_id_that_cannot_be_read_for_a_moment_is_kept(tmp_path, monkeypatch) -> None:
+def test_an_id_that_cannot_be_read_for_a_moment_is_kept(tmp_path: Path) -> None:
     """With a new one the run would not find the processes it left."""
     old = open_by_driver(tmp_path / "night").run_id
-    read = disk.read
-
-    def fail(path: Path, *arguments: Any, **options: Any) -> bytes:
-        if path.name == run_files.RUN_ID:
-            raise OSError(errno.EMFILE, "Too many open files")
-        return read(path, *arguments, **options)
-
-    with monkeypatch.context() as broken, pytest.raises(StoreError, match="Try again"):
-        broken.setattr(disk, "read", fail)
+    with (
+        unreadable(lambda path: path.name == run_files.RUN_ID),
+        pytest.raises(StoreError, match="Try again"),
+    ):
         open_by_driver(tmp_path / "night")
     assert open_by_driver(tmp_path / "night").run_id == old

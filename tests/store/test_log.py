@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from measurements import from_table, journal_row, numbers, row
+from odd_files import unreadable
 from patience import patience
 from store_processes import CONTEXT, Killed, log_rows
 
@@ -257,28 +258,22 @@ def test_what_fails_for_a_moment_takes_no_row_out_of_the_run(
 @pytest.mark.parametrize("left", [False, True])
 def test_a_log_that_cannot_be_read_keeps_no_other_from_parquet(tmp_path, monkeypatch, caplog, left):
     caplog.set_level(logging.WARNING, logger="nightgrid.store")  # a command may have raised it
-    read, bad = disk.read, ""
-
-    def fail(path: Path, *arguments: Any, **options: Any) -> bytes:
-        if path.name == bad:
-            raise OSError(errno.EIO, "Input/output error")
-        return read(path, *arguments, **options)
-
-    monkeypatch.setattr(disk, "read", fail)
-    if left:
-        with contextlib.suppress(Killed), Store(tmp_path, "night") as store:
-            bad = store.append(row(0)).name
-            monkeypatch.setattr(store, "to_parquet", killed)
-    with Store(tmp_path, "night") as store:
-        if not left:
-            bad = store.append(row(0)).name
-            assert store.to_parquet() is None
-        for number in range(1, 4):
-            store.append(row(number))
-            assert store.to_parquet() is not None
-        assert caplog.text.count("rows are not in Parquet") == 1
-        bad = ""
-        store.compact()
+    bad = ""
+    with unreadable(lambda path: path.name == bad, errno.EIO):
+        if left:
+            with contextlib.suppress(Killed), Store(tmp_path, "night") as store:
+                bad = store.append(row(0)).name
+                monkeypatch.setattr(store, "to_parquet", killed)
+        with Store(tmp_path, "night") as store:
+            if not left:
+                bad = store.append(row(0)).name
+                assert store.to_parquet() is None
+            for number in range(1, 4):
+                store.append(row(number))
+                assert store.to_parquet() is not None
+            assert caplog.text.count("rows are not in Parquet") == 1
+            bad = ""
+            store.compact()
     assert numbers(store) == [0, 1, 2, 3] == in_files(store)
 
 

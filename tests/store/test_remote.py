@@ -8,13 +8,13 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny_workload
 from example_grids import NOTEBOOK_GRID
 from measurements import numbers, row
 from moto.server import ThreadedMotoServer
+from odd_files import unreadable
 
 from orchestrator.cli.main import main
 from orchestrator.core.errors import StoreError
@@ -115,18 +115,11 @@ def test_rows_of_which_no_parquet_is_made_are_copied(tmp_path: Path, address: st
     assert fetched() == [0, 7]
 
 
-def test_a_file_that_cannot_be_read_keeps_no_other_from_the_bucket(tmp_path, address, monkeypatch):
+def test_a_file_that_cannot_be_read_keeps_no_other_from_the_bucket(tmp_path, address) -> None:
     store = run_of(tmp_path, 2)
     copy = Mirror(store.path, address, "0123456789ab")
-    first, read = min(store.tables_path.iterdir()), disk.read
-
-    def fail(path: Path, *arguments: Any) -> bytes:
-        if path == first:
-            raise OSError(errno.EIO, "Input/output error")
-        return read(path, *arguments)
-
-    with monkeypatch.context() as broken:
-        broken.setattr(disk, "read", fail)
+    first = min(store.tables_path.iterdir())
+    with unreadable(lambda path: path == first):
         assert copy.copy() == 2 and f"{first} cannot be read" in copy.trouble
     assert copy.copy() == 1 and not copy.trouble
 

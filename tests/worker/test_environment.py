@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from odd_files import a_program
 
 from orchestrator.core.job import Accelerator
 from orchestrator.worker import environment
@@ -118,22 +119,16 @@ def test_submission_tells_the_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert git_state(tmp_path) == (None, None)
 
 
-def program(directory: Path, name: str, script: str) -> None:
-    path = directory / name
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-
-
 def test_driver_versions_come_from_the_vendors_tools(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    program(tmp_path, "nvidia-smi", "echo 550.54.15; echo 550.54.15")
+    a_program(tmp_path / "nvidia-smi", "echo 550.54.15; echo 550.54.15")
     assert driver_version(Accelerator.GPU) == "550.54.15"
     assert driver_version(Accelerator.CPU) is None
-    program(tmp_path, "hl-smi", "exit 3")
+    a_program(tmp_path / "hl-smi", "exit 3")
     assert driver_version(Accelerator.HPU) is None
     monkeypatch.setattr(environment, "TIMEOUT_S", 0.2)
     for script in ("true", "exec sleep 60"):
-        program(tmp_path, "nvidia-smi", script)
+        a_program(tmp_path / "nvidia-smi", script)
         assert driver_version(Accelerator.GPU) is None
