@@ -11,6 +11,7 @@ import pytest
 from driver_cases import MOMENT, attempt, job, node, plan
 from hypothesis import given
 from hypothesis import strategies as st
+from measurements import row
 from schedule_cases import Fixed, busy_cluster, planned
 
 from orchestrator.analysis.measurement import measurement_of
@@ -36,6 +37,7 @@ from orchestrator.core.outcome import Attempt, Outcome
 from orchestrator.core.plan import Action, Span
 from orchestrator.core.status import Rate, RunStatus
 from orchestrator.driver.board import KEPT_FAILURES, LONGEST_PAUSE_S, PHASE_LIMITS_S, Board
+from orchestrator.driver.standing import Standing
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from orchestrator.scheduler.simulated_faults import WORKER_INFO
 from orchestrator.util.host import CallAt, Interval
@@ -183,6 +185,17 @@ def test_a_status_of_a_neighbouring_version_is_read_as_far_as_it_is_known() -> N
         del values[name]
     status = RunStatus.from_json(json.dumps(values))
     assert (status.total, len(status.cards), status.rates) == (4, 2, ())
+
+
+def test_the_best_row_of_a_piece_of_work_is_one_that_stands() -> None:
+    """Of two rows at least; a row that is replaced by one that never counts goes with its figure."""
+    board = board_with_a_running_job()
+    board.standing = Standing(make=lambda record: row(0))
+    board.standing.load([row(0), row(1)])
+    (best,) = board.status(MOMENT, {}).best
+    assert (best.per_s, best.rows, best.provisional) == (pytest.approx(101.0), 2, "")
+    board.standing.load([row(1, oversubscribed=True)])
+    assert board.status(MOMENT, {}).best == ()
 
 
 def test_a_lost_node_takes_its_cards_along() -> None:
