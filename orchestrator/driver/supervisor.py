@@ -111,7 +111,7 @@ def link_to_supervisor() -> SupervisorLink | None:
 
 @contextlib.contextmanager
 def signals_handled(
-    handlers: Mapping[int, Callable[[int, FrameType | None], object]],
+    handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], object]],
 ) -> Iterator[None]:
     """Handle signals by their numbers while the block runs (main thread only)."""
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}

@@ -188,7 +188,7 @@ def test_a_status_of_a_neighbouring_version_is_read_as_far_as_it_is_known() -> N
 
 
 def test_the_best_row_of_a_piece_of_work_is_one_that_stands() -> None:
-    """Of two rows at least; a row that is replaced by one that never counts goes with its figure."""
+    """Of two rows at least; one that is replaced by a row that never counts goes."""
     board = board_with_a_running_job()
     board.standing = Standing(make=lambda record: row(0))
     board.standing.load([row(0), row(1)])
