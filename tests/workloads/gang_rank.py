@@ -62,8 +62,6 @@ def asked(settings: dict[str, Any]) -> Request:
     """A fine-tuning job; one that is killed keeps checkpoints, and goes on for one timed step."""
     again = "dies_at" in settings
     fields = {name: value for name, value in settings.items() if name != "dies_at"}
-    if "measure" in fields:
-        fields["measure"] = MeasureSettings(**fields["measure"])
     job = finetuning_cases.request(**fields)
     kept_as = f"killed-{zlib.crc32(repr(settings).encode())}" if again else ""
     measure = dataclasses.replace(job.measure, min_repeats=1)

@@ -220,11 +220,9 @@ def test_the_curve_is_that_of_stock_trainer(form: SampleFormat, tmp_path: Path) 
 def test_mixed_precision_keeps_the_weights() -> None:
     """ "A100 fp16" of the published comparison: fp32 weights under fp16 autocast; the curve is the
     one of fp32 up to rounding."""
-    exact = losses(trained(**LEARNING))
-    for autocast in ("bf16", "fp16"):
-        mixed = trained(**LEARNING, autocast=autocast)
-        assert losses(mixed) == pytest.approx(exact, rel=5e-3) and losses(mixed) != exact
-        assert mixed.precision_detail.startswith("fp32")
+    exact, mixed = losses(trained(**LEARNING)), trained(**LEARNING, autocast="fp16")
+    assert losses(mixed) == pytest.approx(exact, rel=5e-3) and losses(mixed) != exact
+    assert mixed.precision_detail.startswith("fp32")
 
 
 @pytest.mark.slow

@@ -87,8 +87,7 @@ def test_pairs_are_those_of_the_librarys_own_script(form: SampleFormat) -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        {"gradient_checkpointing": True},
-        {"gradient_accumulation": 2},
+        {"gradient_checkpointing": True, "gradient_accumulation": 2},
         {"padding": "fixed"},
         {"logits": "all", "optimizer": "adamw-fused", "data_workers": 1},
     ],

@@ -92,19 +92,14 @@ COMPRESSED: Cases = {
     "powersgd": EXACT | {"gradient_compression": "powersgd", "powersgd_rank": 1},
 }
 
-ALONE: dict[str, Any] = PRETRAINING | {
-    "batch_size": 4,
-    "steps": 5,
-    "learning_rate_schedule": "linear",
-    "measure": {"warmup": 1, "time_limit_s": 600},
-}
-ON_ONE: Cases = {
-    "alone": ALONE,
-    "killed, alone": ALONE | {"save_every": 2, "save_mode": "async", "dies_at": 3},
-}
 #: Jobs that signal 9 ends in the middle, each beside the one that nothing ends.
 DIES: dict[str, Any] = {"save_every": 1, "dies_at": 1}
-KILLED: Cases = {f"killed, {name}": AS_ONE[2][name] | DIES for name in ("ddp", "tensor")}
+FALLING = AS_ONE[2]["ddp"] | {"learning_rate_schedule": "linear"}
+UNBROKEN: Cases = {"falling rate": FALLING}
+KILLED: Cases = {
+    "killed, falling rate": FALLING | DIES,
+    "killed, tensor": AS_ONE[2]["tensor"] | DIES,
+}
 KILLED_BY_DEEPSPEED: Cases = {"killed, zero3": BY_DEEPSPEED[2]["zero3"] | DIES}
 
 GENERATION = {"batch_size": 3, "output_tokens": 12}
@@ -130,7 +125,10 @@ def gangs(cache: Path, dataset: str) -> dict[int, list[dict[str, Any]]]:
         "shared prompts": {"generate": SHARED | {"dataset": dataset}, "slow_rank_s": 0.002},
     }
     split = {name: {"architecture": name} for name in ARCHITECTURES}
-    cases = {1: ON_ONE, 2: AS_ONE[2] | COMPRESSED | KILLED | split | generation, 4: AS_ONE[4]}
+    cases = {
+        2: AS_ONE[2] | COMPRESSED | UNBROKEN | KILLED | split | generation,
+        4: AS_ONE[4],
+    }
     if has_deepspeed:
         cases[2] |= BY_DEEPSPEED[2] | KILLED_BY_DEEPSPEED
         cases[4] = cases[4] | BY_DEEPSPEED[4]
@@ -270,33 +268,26 @@ def test_two_ranks_share_the_prompts_and_stop_together(two, dataset) -> None:
 
 @needs_deepspeed
 def test_an_adapter_whose_parts_lay_on_two_cards_is_kept_whole(two, dataset) -> None:
-    plain = Worker().run(dataset, **GENERATION)
     tuned = Worker().run(dataset, **GENERATION, adapter="from-zero3")
     assert tuned.details["adapter"].startswith("from-zero3: LORA, rank 8")
-    assert [i.output_text for i in tuned.items] != [i.output_text for i in plain.items]
-
-
-def goes_on(name: str, ranks: list[dict[str, Any]], first: int) -> None:
-    """The second attempt takes the steps that are left, with the losses of an unbroken job."""
-    for rank in ranks:
-        whole, again = rank[name.removeprefix("killed, ")], rank[name]
-        assert again["steps"] == whole["steps"][first:] and first > 0
-        assert again["losses"] == pytest.approx(whole["losses"][first:], rel=1e-6)
-        assert again["details"]["resumed"] == f"from step {first} of {len(whole['steps'])}"
-        before = [float(loss) for loss in again["details"]["losses_before"].split()]
-        assert before == pytest.approx(whole["losses"][:first], rel=1e-5)
+    plain = dict(two[0]["generation"]["texts"])
+    assert {item.index: item.output_text for item in tuned.items} != plain
 
 
 @pytest.mark.parametrize(
     "name",
     [*KILLED, *(pytest.param(name, marks=needs_deepspeed) for name in KILLED_BY_DEEPSPEED)],
 )
-def test_killed_ranks_go_on_from_the_step_that_all_have(name, two) -> None:
-    goes_on(name, two, 1)
-
-
-def test_a_killed_job_goes_on_and_leaves_nothing(gangs: Any, cache: Path) -> None:
-    goes_on("killed, alone", gangs[1], 4)
+def test_killed_ranks_go_on_from_the_step_that_all_have(name, two, cache) -> None:
+    """The second attempt takes the steps that are left, with the losses of an unbroken job, and
+    leaves nothing."""
+    for rank in two:
+        whole, again = rank[name.removeprefix("killed, ")], rank[name]
+        assert again["steps"] == whole["steps"][1:]
+        assert again["losses"] == pytest.approx(whole["losses"][1:], rel=1e-6)
+        assert again["details"]["resumed"] == f"from step 1 of {len(whole['steps'])}"
+        before = float(again["details"]["losses_before"])
+        assert before == pytest.approx(whole["losses"][0], rel=1e-5)
     assert list((cache / "checkpoints").iterdir()) == []
 
 

@@ -44,13 +44,11 @@ APART: dict[str, Any] = PACKED | {"packed_attention": "apart", "logits": "chunke
 @pytest.mark.parametrize(
     "technique",
     [
-        {"gradient_accumulation": 4, "gradient_checkpointing": True},
+        {"gradient_accumulation": 4, "gradient_checkpointing": True, "attention": "eager"},
         {"padding": "fixed"},
         PACKED,
-        {"optimizer": "adamw-fused", "attention": "eager"},
         {"logits": "learned"},
         APART,
-        APART | {"packed_length": "longest"},
         PACKED | {"logits": "learned", "gradient_accumulation": 2},
     ],
     ids=lambda technique: "-".join(map(str, technique.values())),
@@ -145,14 +143,10 @@ def test_packed_samples_do_not_meet_or_the_job_refuses() -> None:
 @pytest.mark.parametrize(
     ("kind", "targets"),
     [
-        ("glm", ("q_proj", "k_proj", "v_proj")),
-        ("llama", ("q_proj", "k_proj", "v_proj")),
-        ("qwen2", ("q_proj", "k_proj", "v_proj")),
+        *((kind, ("q_proj", "k_proj", "v_proj")) for kind in ("glm", "llama", "qwen2", "opt")),
+        *((kind, ("query_key_value",)) for kind in ("gpt_neox", "bloom")),
         ("gpt2", ("c_attn",)),
-        ("gpt_neox", ("query_key_value",)),
-        ("bloom", ("query_key_value",)),
         ("phi3", ("qkv_proj",)),
-        ("opt", ("q_proj", "k_proj", "v_proj")),
     ],
 )
 def test_default_targets_suit_every_architecture(kind: str, targets: tuple[str, ...]) -> None:
