@@ -32,7 +32,6 @@ from workloads.data.cache import cache_root, flush_tree, try_lock
 from workloads.models.precision import stored_bytes
 from workloads.settings import choice_in_id
 from workloads.training.methods import WHOLE_METHODS, method_name
-from workloads.training.parallel.layout import ZERO
 from workloads.training.technique import Technique, Training
 from workloads.util.processes import abandoned_directories, make_owned_directory
 
@@ -406,10 +405,6 @@ def restore(training: Training, state: dict[str, Any], stateful: dict[str, Any])
         part.load_state_dict(stateful[name])
 
 
-#: Strategies whose state can be saved.
-_SAVED = ("ddp", "tensor-parallel", *ZERO)
-
-
 class Saving(Technique):
     """Checkpoints during training: a card may die without costing the whole training.
 
@@ -464,21 +459,6 @@ class Saving(Technique):
                 reason=f"method {method} changes all weights in every step, so that "
                 "an increment is the whole model",
                 hint="write save_mode: async, or freeze layers",
-            )
-        strategy = parameters.get("strategy") or "ddp"
-        if job.cards > 1 and strategy not in _SAVED:
-            yield Refusal(
-                setting="save_every",
-                reason=f"this version saves no training by strategy {strategy}",
-                hint=f"write strategy: {', '.join(_SAVED)}",
-                unsupported=True,
-            )
-        if strategy in ZERO and self.save_mode not in (None, "blocking"):
-            yield Refusal(
-                setting="save_mode",
-                reason=f"under strategy {strategy} DeepSpeed writes its parts, and training waits",
-                hint="write save_mode: blocking, or strategy: ddp",
-                unsupported=True,
             )
 
     def on_optimizer(self, training: Training) -> None:

@@ -292,15 +292,24 @@ def _layers(job: JobDescription, stages: int, chunks: int) -> Iterator[Refusal]:
 _PARTS: dict[str, Sequence[Any]] = {"method": ("full", "lora"), "autocast": ("none", "bf16")}
 _IN_STAGES = _PARTS | {
     "logits": ("all",),
+    "save_every": (0,),
     "save_adapter": (None,),
     "save_model": (None,),
     "profile": (False,),
     "freeze_layers": (0,),
     "freeze_embeddings": (False,),
+    "gradient_compression": ("none",),  # as below: gradients are exchanged in a way of its own
 }
 _SPLIT = _PARTS | {"save_adapter": (None,), "save_model": (None,)}
-_BY_FSDP2 = _PARTS | {"profile": (False,), "optimizer": ("adamw", "adamw-fused")}
-_BY_DEEPSPEED = {
+_BY_FSDP2 = _PARTS | {
+    "profile": (False,),
+    "optimizer": ("adamw", "adamw-fused"),
+    "save_every": (0,),
+    "gradient_compression": ("none",),
+}
+_BY_DEEPSPEED: dict[str, Sequence[Any]] = {
+    "gradient_compression": ("none",),
+    "save_mode": (None, "blocking"),  # DeepSpeed writes its parts while training waits
     "method": [name for name in get_args(Method) if name != "qlora"],
     "optimizer": ("adamw",),
 }

@@ -14,7 +14,6 @@ from workloads.training.parallel.layout import (
     Groups,
     chunks_of,
     combination_refusals,
-    driven_by_deepspeed,
     idle_share,
     layout_refusals,
     make_groups,
@@ -283,7 +282,6 @@ class GradientCompression(Technique):
     _bytes: int = 0
 
     def refusals(self, job: JobDescription) -> Iterable[Refusal]:
-        strategy = job.parameters.get("strategy") or "ddp"
         whole = model_parallel_size(job.parameters, job.cards) == job.cards
         if job.cards == 1 or whole:
             yield Refusal(
@@ -292,14 +290,6 @@ class GradientCompression(Technique):
                 if job.cards == 1
                 else "cards that share one copy of the model exchange activations and no gradients",
                 hint="write cards: 2 or more with strategy: ddp, or leave it out",
-            )
-        elif strategy != "ddp":
-            owner = "DeepSpeed's" if driven_by_deepspeed(job) else "PyTorch's"
-            yield Refusal(
-                setting="gradient_compression",
-                reason=f"strategy {strategy} exchanges gradients in {owner} own way",
-                hint="write strategy: ddp",
-                unsupported=True,
             )
 
     def on_cards(self, training: Training) -> None:
