@@ -31,16 +31,7 @@ class Alone:
         """Run the workload; what is resident is not loaded again."""
         self._device.seed(SEED)
         self._device.configure()
-        return registry.load(request.workload)(request, self._context())
-
-    def _resident(self, key: str, loader: Callable[[], Any]) -> Any:
-        if key not in self._loaded:
-            self._loaded[key] = loader()
-        self._device.seed(SEED)
-        return self._loaded[key]
-
-    def _context(self) -> JobContext:
-        return JobContext(
+        context = JobContext(
             device=self._device,
             rank=0,
             world_size=1,
@@ -50,6 +41,13 @@ class Alone:
             clock=time.perf_counter,
             cpu_clock=time.process_time,
         )
+        return registry.load(request.workload)(request, context)
+
+    def _resident(self, key: str, loader: Callable[[], Any]) -> Any:
+        if key not in self._loaded:
+            self._loaded[key] = loader()
+        self._device.seed(SEED)
+        return self._loaded[key]
 
 
 def throughput(samples: Iterable[Sample], counts: str) -> float:

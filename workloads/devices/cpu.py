@@ -138,7 +138,8 @@ class CpuDevice(Device):
 
     @staticmethod
     def telemetry() -> Mapping[int, CardTelemetry]:
-        return host.host_telemetry()  # the whole host: a CPU node is one card
+        energy_j = host.HOST_ENERGY.read()  # of the whole host: a CPU node is one card
+        return {} if energy_j is None else {0: CardTelemetry(energy_j=energy_j)}
 
     def device_name(self) -> str:
         return processor()

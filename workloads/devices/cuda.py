@@ -206,7 +206,11 @@ class CudaDevice(Device):
 
     @staticmethod
     def use(card_index: int) -> CardUse | None:
-        return nvidia.nvml_use(card_index) or nvidia.nvidia_smi_use(card_index)
+        if (use := nvidia.nvml_use(card_index)) is not None:
+            return use
+        # The tool has memory alone, with or without the driver's share.
+        card = nvidia.nvidia_smi_telemetry().get(card_index)
+        return None if card is None else CardUse(used_bytes=card.memory_used_bytes)
 
     @property
     def _cuda(self) -> Any:

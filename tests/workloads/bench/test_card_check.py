@@ -2,68 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
+import torch
 
 from orchestrator.core.card_check import CardCheck, slow_cards
+from workloads.bench.card_check import PIECE_S, check_card
+from workloads.devices.cpu import CpuDevice
 
-pytestmark = pytest.mark.slow  # a card in a process of its own
-
-#: Measures itself for each line that it is sent, and says how long that took: the processor stands
-#: in for all cards of a node, so that they are equally fast.
-CARD = """
-import json, sys, time
-from workloads.devices import device_for
-from workloads.bench.card_check import check_card
-import torch
-torch.set_num_threads(1)
-device = device_for("cpu")
-check_card(device)
-for _ in sys.stdin:
-    began = time.process_time()
-    figures = check_card(device)
-    print(json.dumps(figures | {"cpu_s": time.process_time() - began}), flush=True)
-"""
+pytestmark = pytest.mark.slow
 
 
-def measured(card: subprocess.Popen[str]) -> dict[str, float]:
-    """The next figures of a card."""
-    assert card.stdin is not None and card.stdout is not None
-    card.stdin.write("go\n")
-    card.stdin.flush()
-    return dict(json.loads(card.stdout.readline()))
+class Throttled(CpuDevice):
+    """It stands still for three quarters of the time, as a card that protects itself from heat."""
 
-
-@contextlib.contextmanager
-def throttled(card: subprocess.Popen[str], run_s: float, stop_s: float) -> Iterator[None]:
-    """A card that is stopped and goes on again and again, as one does that protects itself from
-    heat."""
-    over = threading.Event()
-
-    def throttle() -> None:
-        while not over.is_set():
-            card.send_signal(signal.SIGSTOP)
-            time.sleep(stop_s)
-            card.send_signal(signal.SIGCONT)
-            time.sleep(run_s)
-
-    thread = threading.Thread(target=throttle)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    def synchronize(self) -> None:
+        time.sleep(3 * PIECE_S)
 
 
 def check(index: int, figures: dict[str, float], at: float = 0.0) -> CardCheck:
@@ -80,15 +36,24 @@ def check(index: int, figures: dict[str, float], at: float = 0.0) -> CardCheck:
     )
 
 
-def test_a_planted_slow_card_is_found_beside_others_and_by_its_own_history() -> None:
-    """It runs for a quarter of the time. A node with one card has no neighbours to compare with."""
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    alone = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen([sys.executable, "-c", CARD], env=alone, **pipes) as card:
-        sound = [measured(card) for _ in range(3)]
-        with throttled(card, run_s=0.003, stop_s=0.009):
-            slow = measured(card)
-    assert min(figures["cpu_s"] for figures in sound) < 1.0
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """A second thread on a shared core would make a sound card look slow."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_slow_card_is_found_beside_others_and_by_its_own_history() -> None:
+    """The processor stands in for all cards of a node, so that they are equally fast. A node with
+    one card has no neighbours to compare with."""
+    check_card(CpuDevice())  # loads what it needs
+    began = time.process_time()
+    sound = [check_card(CpuDevice()) for _ in range(3)]
+    assert time.process_time() - began < 3.0
+    slow = check_card(Throttled())
 
     found = slow_cards([check(index, figures) for index, figures in enumerate([*sound, slow])])
     assert [one.card for one in found][:1] == ["cpu-1/CPU3"], (sound, slow)

@@ -64,9 +64,7 @@ def test_where_shapes_are_compiled_each_is_met_whatever_the_limit() -> None:
 
 
 def test_a_timed_part_that_compiled_is_repeated_once_and_then_tells() -> None:
-    settings = MeasureSettings(min_repeats=4, max_repeats=4)
-
-    def run(compiles_in: Callable[[int], bool]) -> Measured:
+    def run(compiles_in: Callable[[int], bool], warmup: int = 1) -> Measured:
         bench = Bench(lambda repeat, batch: 1.0)
         graphs = 0
 
@@ -78,6 +76,7 @@ def test_a_timed_part_that_compiled_is_repeated_once_and_then_tells() -> None:
         bench.context.device.compilations = lambda: Compilations(
             graphs=graphs, named={"torch_graphs": graphs}
         )
+        settings = MeasureSettings(warmup=warmup, min_repeats=4, max_repeats=4)
         return measure(work, 1, settings, bench.context)
 
     once = run(lambda repeat: repeat == 4)
@@ -89,25 +88,8 @@ def test_a_timed_part_that_compiled_is_repeated_once_and_then_tells() -> None:
     assert always.details == {"compiled_in_timed_part": "torch_graphs 4"}
     never = run(lambda repeat: False)
     assert (never.warmth.timed_parts, never.warmth.warmup_steps) == (1, 1)
-
-
-def test_recompilations_of_torch_are_counted_while_timed() -> None:
-    torch.compiler.reset()
-    compiled = torch.compile(lambda x: (x * 2).sum(), backend="eager", dynamic=False)
-    bench = Bench(lambda repeat, batch: 1.0)
-
-    def work(repeat: int, batch: int) -> Callable[[], Observation]:
-        compiled(torch.ones(3 if repeat < 4 else 5))
-        return bench.run_batch(repeat, batch)
-
-    settings = MeasureSettings(min_repeats=4, max_repeats=4)
-    bench.context.device.compilations = torch_compilations
-    done = measure(work, 1, settings, bench.context)
-    assert (done.warmth.timed_parts, done.warmth.timed_compilations) == (2, 0)
-    compiled = torch.compile(lambda x: (x * 3).sum(), backend="eager", dynamic=False)
-    cold = measure(work, 1, replace(settings, warmup=0), bench.context)
+    cold = run(lambda repeat: repeat == 0, warmup=0)
     assert (cold.warmth.timed_parts, cold.warmth.timed_compilations) == (1, 1)
-    torch.compiler.reset()
 
 
 def test_seconds_of_compiling_are_counted_and_nothing_else() -> None:
@@ -127,6 +109,9 @@ def test_seconds_of_compiling_are_counted_and_nothing_else() -> None:
     compiled(torch.ones(3))
     grown = torch_compilations().since(before)
     assert (grown.graphs, grown.compile_s, grown.temperature()) == (0, 0.0, "")
+    compiled(torch.ones(5))  # another shape
+    assert torch_compilations().since(before).graphs == 1
+    torch.compiler.reset()
 
 
 def test_timed_repeats_that_prove_slow_at_first_were_warm_up() -> None:

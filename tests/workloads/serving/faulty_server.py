@@ -8,7 +8,6 @@
     cause-above      writes an error, then what other processes write because of it, and ends
     healthy-silent   answers /health, and no request
     dies-after=N     kills itself at its request N + 1
-    silent-after=N   answers N requests, and none after them
     frozen-after=N   stops itself (SIGSTOP) at its request N + 1
     empty-after=N    answers N requests with tokens, and those after them without
     kills=N          kills the process that started it (SIGKILL) at its request N + 1
@@ -52,7 +51,7 @@ class Handler(BaseHTTPRequestHandler):
         with self.counting:
             Handler.requests += 1
         over = self.requests > self.number
-        if self.fault == "healthy-silent" or (self.fault == "silent-after" and over):
+        if self.fault == "healthy-silent":
             time.sleep(3600)
         if self.fault == "dies-after" and over:
             print("a kernel fault of the fake card", file=sys.stderr, flush=True)

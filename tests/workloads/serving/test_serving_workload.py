@@ -86,7 +86,7 @@ def test_a_server_that_falls_silent_is_ended_and_the_row_says_so(
 ) -> None:
     monkeypatch.setattr(servers, "SILENCE_S", 1.0)
     monkeypatch.setattr(servers, "END_S", 1.0)
-    fault[0] = "silent-after=14"  # readiness 1, warm-up 4, the first window 8
+    fault[0] = "frozen-after=14"  # readiness 1, warm-up 4, the first window 8
     worker = Worker()
     with pytest.raises(ServerSilent, match="emitted nothing for 1 s while 2 requests waited"):
         run(job(), worker.context())

@@ -267,10 +267,8 @@ class HostMemoryPeak:
 
     def __enter__(self) -> HostMemoryPeak:
         self.bytes = resident_bytes()
-        if reset_high_water():
-            self.method = "VmHWM"
-        else:
-            self.method = "sampled"
+        self.method = "VmHWM" if reset_high_water() else "sampled"
+        if self.method == "sampled":
             self._sampler = threading.Thread(
                 target=self._sample, name="host-memory-peak", daemon=True
             )
@@ -281,17 +279,12 @@ class HostMemoryPeak:
         while not self._stop.wait(_SAMPLE_INTERVAL_S):
             self.bytes = max(self.bytes, resident_bytes())
 
-    def read(self) -> int:
-        """Return the peak so far, in bytes."""
-        now = _high_water_bytes() if self.method == "VmHWM" else None
-        self.bytes = max(self.bytes, now or 0, resident_bytes())
-        return self.bytes
-
     def __exit__(self, *_: object) -> None:
         if self._sampler is not None:
             self._stop.set()
             self._sampler.join()
-        self.read()
+        now = _high_water_bytes() if self.method == "VmHWM" else None
+        self.bytes = max(self.bytes, now or 0, resident_bytes())
 
 
 # Energy of this host's processors by Linux's powercap (Intel RAPL, also AMD).
@@ -330,13 +323,7 @@ class PackageEnergy:
             return self._total_uj / 1e6
 
 
-_HOST = PackageEnergy()
-
-
-def host_telemetry() -> dict[int, CardTelemetry]:
-    """Read the host as card 0; empty if unavailable."""
-    energy_j = _HOST.read()
-    return {} if energy_j is None else {0: CardTelemetry(energy_j=energy_j)}
+HOST_ENERGY = PackageEnergy()
 
 
 def _is_package(zone: Path) -> bool:

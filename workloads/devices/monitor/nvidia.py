@@ -193,12 +193,6 @@ def uuids() -> dict[int, str]:
     return {int(row["index"]): row.get("uuid", "") for row in rows if row["index"].isdecimal()}
 
 
-def nvidia_smi_use(index: int) -> CardUse | None:
-    """Return a GPU's memory in use, with or without the driver's share; None if unavailable."""
-    card = nvidia_smi_telemetry().get(index)
-    return None if card is None else CardUse(used_bytes=card.memory_used_bytes)
-
-
 def parse_nvidia_smi(text: str) -> dict[int, CardTelemetry]:
     """Parse the CSV output of a query with ``index``; other lines are skipped."""
     return {
