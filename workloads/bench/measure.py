@@ -197,31 +197,24 @@ def _time(loop: _Loop, settings: MeasureSettings, plan: WarmupPlan) -> StopReaso
     """Time repeats until there is a reason to stop; None if they turn out to be warm-up."""
     loop.context.enter_phase("measure")
     deadline = loop.context.clock() + settings.time_limit_s
-    rates: list[float] = []
+    rates: list[float] = []  # tokens a second of all ranks; items where none are generated
     steps: list[Step] = []
     timed_s = 0.0  # by the slowest rank of each repeat
     while True:
         passes = loop.run_pass(deadline=deadline, warmup=False)
         wall_s = max(done.wall_s for done in passes)
         if all(done.finished for done in passes):
-            tokens = sum(done.computed_tokens for done in passes)
+            computed = sum(done.computed_tokens for done in passes)
             items = sum(done.items for done in passes)
-            rates.append(throughput(passes))
-            steps.append(Step((tokens, items), wall_s, tokens or items))
+            work = sum(done.output_tokens for done in passes) or items
+            rates.append(work / wall_s if wall_s > 0 else math.inf)
+            steps.append(Step((computed, items), wall_s, computed or items))
             slow = plan.restarts and (drift(steps) or 0.0) > 0.0
             if slow and all(done.may_restart for done in passes):
                 return None
         timed_s += wall_s
         if stop_reason := _why_stop(rates, passes, settings, timed_s):
             return stop_reason
-
-
-def throughput(passes: Sequence[_Pass]) -> float:
-    """Tokens (items where none are generated) a second of one repeat, all ranks together."""
-    wall_s = max(done.wall_s for done in passes)
-    tokens = sum(done.output_tokens for done in passes)
-    work = tokens or sum(done.items for done in passes)
-    return work / wall_s if wall_s > 0 else math.inf
 
 
 def _why_stop(

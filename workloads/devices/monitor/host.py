@@ -307,8 +307,12 @@ class PackageEnergy:
     def read(self) -> float | None:
         """Return joules; None if a package cannot be read."""
         with self._lock:
-            packages = [zone for zone in sorted(self._root.glob("*-rapl:*")) if _is_package(zone)]
             try:
+                packages = [  # and not their parts: cores, memory
+                    zone
+                    for zone in sorted(self._root.glob("*-rapl:*"))
+                    if (zone / "name").read_text(encoding="ascii").startswith("package-")
+                ]
                 now_uj = {zone.name: _integer(zone / "energy_uj") for zone in packages}
                 for zone in packages:
                     step = now_uj[zone.name] - self._last_uj.get(zone.name, now_uj[zone.name])
@@ -324,14 +328,6 @@ class PackageEnergy:
 
 
 HOST_ENERGY = PackageEnergy()
-
-
-def _is_package(zone: Path) -> bool:
-    """Tell if a zone is a whole processor, not one of its parts (cores, memory)."""
-    try:
-        return (zone / "name").read_text(encoding="ascii").startswith("package-")
-    except (OSError, UnicodeDecodeError):
-        return False
 
 
 def _integer(file: Path) -> int:
