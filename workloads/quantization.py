@@ -149,100 +149,56 @@ def refuse(job: JobDescription) -> tuple[Refusal, ...]:
 def _method(job: JobDescription, parameters: QuantizationParameters) -> Iterator[Refusal]:
     method, numbers, device = parameters.method, parameters.numbers, device_spec(job.device)
     if method in _LACKING:
-        yield Refusal(
-            setting="method",
-            reason=_LACKING[method],
-            hint="write method: auto-round, whose checkpoints are packed alike",
-            unsupported=True,
-        )
+        hint = "write method: auto-round, whose checkpoints are packed alike"
+        yield Refusal(setting="method", reason=_LACKING[method], hint=hint, unsupported=True)
     stores = _STORES.get(method, numbers)
-    objections = (
-        (
-            numbers != stores,
-            "numbers",
-            f"{method} stores {stores}, not {numbers}",
-            f"write numbers: {stores}",
-        ),
-        (
-            method != "auto-round" and parameters.iters is not None,
-            "iters",
-            f"{method} learns nothing",
-            "leave it out, or write method: auto-round",
-        ),
-        (
-            method != "static" and parameters.calibration_method != "minmax",
-            "calibration_method",
-            f"{method} has no ranges of activations",
-            "leave it out, or write method: static",
-        ),
-        (
-            parameters.group_size is not None and numbers != "int4",
-            "group_size",
-            f"{numbers} has no groups to choose",
-            "leave it out, or write numbers: int4",
-        ),
-        (job.cards > 1, "cards", "one card quantises a model", "write cards: 1"),
-        (
-            isinstance(job.batch_size, str),
-            "batch_size",
-            "nothing is searched here: it is the held-out texts at once",
-            "write a number",
-        ),
-        # auto-round's model is read back from the directory that it wrote.
-        *(
-            (
-                method == "auto-round" and getattr(parameters, name),
-                name,
-                "auto-round writes the model itself, and corrected layers would not be in it",
-                "leave it out, or write method: weight-only",
-            )
-            for name in ("bias_correction", "variance_correction")
-        ),
-        (
-            parameters.variance_correction and numbers == "nf4",
-            "variance_correction",
-            "nf4 has scales of blocks, not of rows",
-            "write numbers: int4",
-        ),
-        (
-            method == "auto-round" and job.model.startswith(PREFIX),
-            "model",
-            f"{job.model} has no weights to read back from files, as auto-round does",
-            "name a checkpoint, or write method: weight-only",
-        ),
-        (
-            method == "auto-round" and is_protected(job.model),
-            "model",
-            f"{job.model} is protected, and auto-round writes weights in the clear",
-            "name the model as it was before `nightgrid protect`, or write method: weight-only",
-        ),
-    )
-    for wrong, setting_name, reason, hint in objections:
-        if wrong:
-            yield Refusal(setting=setting_name, reason=reason, hint=hint)
+    learns = method == "auto-round"
+    wrong: dict[str, tuple[str, str]] = {}  # setting -> reason, hint
+    if numbers != stores:
+        wrong["numbers"] = f"{method} stores {stores}, not {numbers}", f"write numbers: {stores}"
+    if not learns and parameters.iters is not None:
+        wrong["iters"] = f"{method} learns nothing", "leave it out, or write method: auto-round"
+    if method != "static" and parameters.calibration_method != "minmax":
+        reason = f"{method} has no ranges of activations"
+        wrong["calibration_method"] = reason, "leave it out, or write method: static"
+    if parameters.group_size is not None and numbers != "int4":
+        reason = f"{numbers} has no groups to choose"
+        wrong["group_size"] = reason, "leave it out, or write numbers: int4"
+    if job.cards > 1:
+        wrong["cards"] = "one card quantises a model", "write cards: 1"
+    if isinstance(job.batch_size, str):
+        reason = "nothing is searched here: it is the held-out texts at once"
+        wrong["batch_size"] = reason, "write a number"
+    if parameters.variance_correction and numbers == "nf4":
+        reason = "nf4 has scales of blocks, not of rows"
+        wrong["variance_correction"] = reason, "write numbers: int4"
+    for name in ("bias_correction", "variance_correction"):
+        if learns and getattr(parameters, name):  # its model is read back from its directory
+            reason = "auto-round writes the model itself, and corrected layers would not be in it"
+            wrong[name] = reason, "leave it out, or write method: weight-only"
+    hint = "or write method: weight-only"
+    if learns and job.model.startswith(PREFIX):
+        reason = f"{job.model} has no weights to read back from files, as auto-round does"
+        wrong["model"] = reason, f"name a checkpoint, {hint}"
+    if learns and is_protected(job.model):
+        reason = f"{job.model} is protected, and auto-round writes weights in the clear"
+        wrong["model"] = reason, f"name the model as it was before `nightgrid protect`, {hint}"
+    for setting_name, (reason, hint) in wrong.items():
+        yield Refusal(setting=setting_name, reason=reason, hint=hint)
     if not device.can("dynamic_shapes"):
-        yield Refusal(
-            setting="numbers",
-            reason=f"torchao and bitsandbytes have no kernels for {device.title}",
-            hint="quantise on a CPU or a CUDA card",
-            unsupported=True,
-        )
+        reason = f"torchao and bitsandbytes have no kernels for {device.title}"
+        hint = "quantise on a CPU or a CUDA card"
+        yield Refusal(setting="numbers", reason=reason, hint=hint, unsupported=True)
 
 
 def _model(job: JobDescription, parameters: QuantizationParameters) -> Iterator[Refusal]:
     yield from saving_refusals(job.model, parameters.save_model)
     if job.precision not in ("fp32", "bf16", "fp16"):
-        yield Refusal(
-            setting="precision",
-            reason=f"{job.precision} is quantised; here it is the format of what is not",
-            hint="write precision: bf16 and numbers",
-        )
+        reason = f"{job.precision} is quantised; here it is the format of what is not"
+        yield Refusal(setting="precision", reason=reason, hint="write precision: bf16 and numbers")
     if (known_config(job.model) or {}).get("quantization_config"):
-        yield Refusal(
-            setting="model",
-            reason=f"{job.model} is quantised already",
-            hint="name the model that it was made from",
-        )
+        reason = f"{job.model} is quantised already"
+        yield Refusal(setting="model", reason=reason, hint="name the model that it was made from")
     if parameters.numbers not in ("int4", "nf4"):
         return
     group = NF4_BLOCK if parameters.numbers == "nf4" else parameters.group_size or INT4_GROUP

@@ -78,12 +78,9 @@ def engine_refusals(job: JobDescription, ability: str) -> Iterator[Refusal]:
     )
     if (job.parameters.get("tensor_parallel") or 1) > 1 and not able:
         others = [other.name for other in ENGINES.known() if "tensor_parallel" in other.features]
-        yield Refusal(
-            setting="tensor_parallel",
-            reason=f"with the engine {spec.name} this version gives every card the whole model",
-            hint=f"engine {' or '.join(others)} splits matrices over cards",
-            unsupported=True,
-        )
+        reason = f"with the engine {spec.name} this version gives every card the whole model"
+        hint = f"engine {' or '.join(others)} splits matrices over cards"
+        yield Refusal(setting="tensor_parallel", reason=reason, hint=hint, unsupported=True)
     if (declared := spec.abilities.get(ability)) is not None:
         yield from _ability_refusals(spec, declared, ability, job)
 
@@ -95,12 +92,9 @@ def _ability_refusals(
     objections."""
     makes = not spec.own_loader if able.random_weights is None else able.random_weights
     if job.model.startswith(RANDOM) and not makes:
-        yield Refusal(
-            setting="model",
-            reason=f"the engine {spec.name} reads weights from files, and {job.model} has none",
-            hint="leave out `engine:`, or name a checkpoint",
-            unsupported=True,
-        )
+        reason = f"the engine {spec.name} reads weights from files, and {job.model} has none"
+        hint = "leave out `engine:`, or name a checkpoint"
+        yield Refusal(setting="model", reason=reason, hint=hint, unsupported=True)
     if job.parameters.get("adapter") and not able.adapters:
         others = [
             other.name
@@ -109,12 +103,9 @@ def _ability_refusals(
             and ability in other.abilities
             and other.abilities[ability].adapters
         ]
-        yield Refusal(
-            setting="adapter",
-            reason=f"with the engine {spec.name} this version puts on no adapters",
-            hint=f"engine {' or '.join(others)} does" if others else "",
-            unsupported=True,
-        )
+        reason = f"with the engine {spec.name} this version puts on no adapters"
+        hint = f"engine {' or '.join(others)} does" if others else ""
+        yield Refusal(setting="adapter", reason=reason, hint=hint, unsupported=True)
     attention = job.parameters.get("attention")
     if attention is not None and able.attentions is not None and attention not in able.attentions:
         yield Refusal(
@@ -152,11 +143,8 @@ def _setting_refusals(spec: EngineSpec, job: JobDescription, ability: str) -> It
             value = job.parameters.get(name, declaration.default)
             if name not in refused and not declaration.is_default(value):
                 refused.add(name)
-                yield Refusal(
-                    setting=name,
-                    reason=f"the engine {spec.name} has no {name}; {other.name} has",
-                    unsupported=True,
-                )
+                reason = f"the engine {spec.name} has no {name}; {other.name} has"
+                yield Refusal(setting=name, reason=reason, unsupported=True)
 
 
 def _model_refusals(spec: WorkloadSpec, job: JobDescription) -> Iterator[Refusal]:

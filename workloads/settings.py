@@ -98,6 +98,8 @@ amount = partial(setting, role="work", length=True, ge=1)
 work: Callable[..., Any] = partial(setting, role="work")
 choice: Callable[..., Any] = partial(setting, role="choice")
 neutral: Callable[..., Any] = partial(setting, role="neutral")
+#: A choice that a loaded model is made for, as those of engines are.
+load_choice: Callable[..., Any] = partial(choice, loads=True)
 
 #: The same in every job id, as the settings of 0.1.0 are.
 work_in_id = partial(work, always_in_id=True)

@@ -65,12 +65,9 @@ def batching_refusals(asked: JobDescription) -> Iterator[Refusal]:
     if asked.parameters.get("batching") != "continuous":
         return
     if asked.parameters.get("profile"):
-        yield Refusal(
-            setting="profile",
-            reason="a profile watches one static batch, which batching continuous never runs",
-            hint="write batching: static, or leave profile out",
-            unsupported=True,
-        )
+        reason = "a profile watches one static batch, which batching continuous never runs"
+        hint = "write batching: static, or leave profile out"
+        yield Refusal(setting="profile", reason=reason, hint=hint, unsupported=True)
     hint, device = "use batching static or sorted", device_spec(asked.device)
     if "continuous_batching" not in find_engine(asked.engine).features:
         reason = f"the engine {asked.engine} does not do continuous batching"
@@ -107,11 +104,9 @@ def _quality_refusals(asked: JobDescription) -> Iterator[Refusal]:
     if of is None:
         return
     if not asked.parameters.get("quality"):
-        yield Refusal(
-            setting="quality_of",
-            reason="without `quality` nothing is compared",
-            hint="write quality: true, or leave quality_of out",
-        )
+        reason = "without `quality` nothing is compared"
+        hint = "write quality: true, or leave quality_of out"
+        yield Refusal(setting="quality_of", reason=reason, hint=hint)
     sizes = [vocabulary_size(known_config(name) or {}) for name in (str(of), asked.model)]
     if None not in sizes and sizes[0] != sizes[1]:
         yield Refusal(

@@ -23,7 +23,7 @@ from workloads.base import JobDescription, Metric, Refusal, Support
 from workloads.devices import Texts, device_spec, release_of
 from workloads.models.catalog import checkpoint_kind
 from workloads.registry import task_of
-from workloads.settings import Settings, choice
+from workloads.settings import Settings, load_choice
 
 #: The mode that any process can run.
 ORDINARY_MODE = "eager"
@@ -242,9 +242,8 @@ def is_encoder_decoder(model: str) -> bool:
 class GaudiSettings(Settings):
     """Settings of a Gaudi card's execution."""
 
-    hpu_mode: Literal["lazy", "compile", "eager"] | None = choice(
+    hpu_mode: Literal["lazy", "compile", "eager"] | None = load_choice(
         None,
-        loads=True,
         description="How a Gaudi card executes: lazy collects operations into graphs, which are "
         "captured and replayed; compile hands torch.compile's graphs to the card (transformers: "
         "with a static cache and prompts padded to multiples of 128); eager runs one "
@@ -257,16 +256,14 @@ class GaudiSettings(Settings):
 class ServerSettings(Settings):
     """Settings that every server has."""
 
-    max_sequences: int | None = choice(
+    max_sequences: int | None = load_choice(
         None,
-        loads=True,
         ge=1,
         description="Most requests that a server works on at a time (vLLM: max_num_seqs); the "
         "others wait. Left out: the engine's own default, 16 with the engine graph.",
     )
-    max_model_len: int | None = choice(
+    max_model_len: int | None = load_choice(
         None,
-        loads=True,
         ge=2,
         description="Most tokens of a prompt and its answer, for which a server makes room. Left "
         "out: what the model allows, with the engine graph at most 4,096.",
@@ -276,47 +273,42 @@ class ServerSettings(Settings):
 class ScheduledServerSettings(ServerSettings):
     """Settings of servers whose library schedules requests over a paged cache (vLLM, SGLang)."""
 
-    tensor_parallel: int | None = choice(
-        None, loads=True, ge=1, description="Cards that split each matrix of a server."
+    tensor_parallel: int | None = load_choice(
+        None, ge=1, description="Cards that split each matrix of a server."
     )
-    pipeline_parallel: int | None = choice(
-        None, loads=True, ge=1, description="Stages of layers of a server, each on its cards."
+    pipeline_parallel: int | None = load_choice(
+        None, ge=1, description="Stages of layers of a server, each on its cards."
     )
-    data_parallel: int | None = choice(
+    data_parallel: int | None = load_choice(
         None,
-        loads=True,
         ge=1,
         description="Copies of the model in one server. Cards beyond those of one server get "
         "servers of their own, asked in turn.",
     )
-    max_batched_tokens: int | None = choice(
-        None, loads=True, ge=1, description="Most tokens of a scheduler's step."
+    max_batched_tokens: int | None = load_choice(
+        None, ge=1, description="Most tokens of a scheduler's step."
     )
-    chunked_prefill: bool | None = choice(
+    chunked_prefill: bool | None = load_choice(
         None,
-        loads=True,
         description="Read long prompts in parts beside decoding. Left out: the engine's default.",
     )
-    prefix_caching: bool = choice(
-        False, loads=True, description="Reuse the cache of beginnings that prompts share."
+    prefix_caching: bool = load_choice(
+        False, description="Reuse the cache of beginnings that prompts share."
     )
-    kv_cache_dtype: str | None = choice(
+    kv_cache_dtype: str | None = load_choice(
         None,
-        loads=True,
         min_length=1,
         description="Numbers of the key/value cache, by the engine's name: fp8_e4m3, fp8_e5m2. "
         "Left out: those of the model.",
     )
-    speculative_tokens: int | None = choice(
+    speculative_tokens: int | None = load_choice(
         None,
-        loads=True,
         ge=1,
         description="Tokens that are guessed ahead in each step: from the prompt (n-grams), or by "
         "draft_model.",
     )
-    draft_model: str | None = choice(
+    draft_model: str | None = load_choice(
         None,
-        loads=True,
         min_length=1,
         description="A smaller model of the same tokenizer that guesses.",
     )
@@ -333,9 +325,8 @@ def refuse_idle_draft(job: JobDescription) -> Iterator[Refusal]:
 class CompileSettings(Settings):
     """Settings of torch's compiler."""
 
-    torch_compile: bool = choice(
+    torch_compile: bool = load_choice(
         False,
-        loads=True,
         description="Compile the model (torch.compile, Inductor), with a static cache and, with "
         "transformers, prompts padded to multiples of 128: graphs for each shape, which warm-up "
         "meets before timing. On Gaudi hpu_mode says so; graph compiles always on CUDA cards.",

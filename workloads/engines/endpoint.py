@@ -13,20 +13,18 @@ from urllib.parse import urlsplit
 
 from workloads.base import BadConfiguration, DataMissing, JobDescription, Refusal, Request
 from workloads.engines.base import Ability, EngineSpec, Package, ServerCommand, ServerPlace
-from workloads.settings import Settings, choice, neutral
+from workloads.settings import Settings, load_choice, neutral
 
 
 class EndpointSettings(Settings):
     """Address of a server, its model's name and where its key is."""
 
-    url: str = choice(
+    url: str = load_choice(
         "",
-        loads=True,
         description="Address of a server that is there already, up to and without /v1.",
     )
-    served_model: str = choice(
+    served_model: str = load_choice(
         "",
-        loads=True,
         description="Name of the model in requests to `url`. Left out: that of the job.",
     )
     key_file: str = neutral("", description="File on the nodes with the key of `url`.")
@@ -40,17 +38,11 @@ def _refuse(job: JobDescription) -> Iterator[Refusal]:
     url = str(job.parameters.get("url") or "")
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        yield Refusal(
-            setting="url",
-            reason="the engine endpoint needs the address of a server",
-            hint="write url: http://HOST:PORT",
-        )
+        reason = "the engine endpoint needs the address of a server"
+        yield Refusal(setting="url", reason=reason, hint="write url: http://HOST:PORT")
     elif parts.username or parts.password:
-        yield Refusal(
-            setting="url",
-            reason="a key in an address would be in every row",
-            hint="write key_file or key_variable",
-        )
+        reason = "a key in an address would be in every row"
+        yield Refusal(setting="url", reason=reason, hint="write key_file or key_variable")
 
 
 def serve(request: Request, place: ServerPlace) -> ServerCommand:

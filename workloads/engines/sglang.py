@@ -22,11 +22,8 @@ _PRECISIONS = ("fp16", "bf16", "fp8")
 
 def _refuse(job: JobDescription) -> Iterator[Refusal]:
     if job.precision not in _PRECISIONS:
-        yield Refusal(
-            setting="precision",
-            reason=f"with SGLang this version asks for {', '.join(_PRECISIONS)}",
-            unsupported=True,
-        )
+        reason = f"with SGLang this version asks for {', '.join(_PRECISIONS)}"
+        yield Refusal(setting="precision", reason=reason, unsupported=True)
     yield from refuse_idle_draft(job)
 
 

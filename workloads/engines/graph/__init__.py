@@ -87,12 +87,9 @@ def _refuse(job: JobDescription) -> Iterator[Refusal]:
     device = device_spec(job.device)
     always = device.can("graphs") or not device.can("dynamic_shapes")
     if job.parameters.get("torch_compile") and always:
-        yield Refusal(
-            setting="torch_compile",
-            reason=f"on {device.title} the engine graph compiles its step always",
-            hint="leave torch_compile out",
-            unsupported=True,
-        )
+        reason = f"on {device.title} the engine graph compiles its step always"
+        hint = "leave torch_compile out"
+        yield Refusal(setting="torch_compile", reason=reason, hint=hint, unsupported=True)
 
 
 SPEC = EngineSpec(

@@ -17,7 +17,7 @@ from workloads.base import (
 from workloads.data.datasets import DatasetParameters
 from workloads.engines.base import EXPORT, Ability, EngineSpec, Package, is_encoder_decoder
 from workloads.registry import WorkloadSpec
-from workloads.settings import Settings, amount, choice, work
+from workloads.settings import Settings, amount, load_choice, work
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"  # of a calibration
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -26,20 +26,17 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 class ExportSettings(Settings):
     """Settings of a graph's export."""
 
-    constant_folding: bool = choice(
+    constant_folding: bool = load_choice(
         True,
-        loads=True,
         description="Fold constants and remove dead nodes at export (onnxscript's optimizer).",
     )
-    fusions: bool = choice(
+    fusions: bool = load_choice(
         False,
-        loads=True,
         description="Replace attention, norms and rotary positions by ONNX Runtime's own operators "
         "at export, where they are recognised.",
     )
-    reordering: bool = choice(
+    reordering: bool = load_choice(
         False,
-        loads=True,
         description="Move slices forward over element-wise operators, which then compute less.",
     )
 
@@ -47,16 +44,14 @@ class ExportSettings(Settings):
 class GraphSettings(ExportSettings):
     """Settings of a graph's export and execution."""
 
-    graph_optimization: Literal["none", "basic", "extended", "all"] = choice(
+    graph_optimization: Literal["none", "basic", "extended", "all"] = load_choice(
         "all",
-        loads=True,
         description="Level of ONNX Runtime's own optimisation when a graph is opened: basic folds "
         "constants and batch norms and removes what is not needed, extended fuses operators, all "
         "chooses layouts besides.",
     )
-    calibration: str | None = choice(
+    calibration: str | None = load_choice(
         None,
-        loads=True,
         consumes="calibration",
         pattern=_NAME,
         description="Static int8 with the ranges of activations that a job of onnx-calibration "
@@ -72,11 +67,8 @@ def _refuse(
     parameters = job.parameters
     folded = parameters.get("constant_folding", True)
     if parameters.get("fusions") and not folded:
-        yield Refusal(
-            setting="fusions",
-            reason="fusions are found in folded graphs only",
-            hint="leave constant_folding out",
-        )
+        reason = "fusions are found in folded graphs only"
+        yield Refusal(setting="fusions", reason=reason, hint="leave constant_folding out")
     if (job.precision == "int8" or measures) and not folded:
         yield Refusal(
             setting="constant_folding",
@@ -85,30 +77,22 @@ def _refuse(
             hint="leave constant_folding out",
         )
     if parameters.get("calibration") and job.precision != "int8":
-        yield Refusal(
-            setting="calibration",
-            reason=f"ranges of activations are for int8, not for {job.precision}",
-            hint="write precision: int8, or leave calibration out",
-        )
+        reason = f"ranges of activations are for int8, not for {job.precision}"
+        hint = "write precision: int8, or leave calibration out"
+        yield Refusal(setting="calibration", reason=reason, hint=hint)
     elif parameters.get("calibration") and not measured:
-        yield Refusal(
-            setting="calibration",
-            reason="onnx-calibration measures decoders and encoders only",
-            hint="leave calibration out: ranges are then taken from each batch",
-            unsupported=True,
-        )
+        reason = "onnx-calibration measures decoders and encoders only"
+        hint = "leave calibration out: ranges are then taken from each batch"
+        yield Refusal(setting="calibration", reason=reason, hint=hint, unsupported=True)
 
 
 def _refuse_images(job: JobDescription) -> Iterator[Refusal]:
     yield from _refuse(job, measured=False)
     for name in ("torch_compile", "channels_last"):
         if job.parameters.get(name):
-            yield Refusal(
-                setting=name,
-                reason="it is one of torch's modules, and the U-Net is a graph",
-                hint="use the engine diffusers",
-                unsupported=True,
-            )
+            reason = "it is one of torch's modules, and the U-Net is a graph"
+            hint = "use the engine diffusers"
+            yield Refusal(setting=name, reason=reason, hint=hint, unsupported=True)
 
 
 class OnnxCalibrationParameters(DatasetParameters):
@@ -133,19 +117,14 @@ class OnnxCalibrationParameters(DatasetParameters):
 def _refuse_calibration(job: JobDescription) -> Iterator[Refusal]:
     yield from _refuse(job, measures=True)
     if job.precision != "fp32":
-        yield Refusal(
-            setting="precision",
-            reason=f"ranges are measured on the graph in fp32, not in {job.precision}",
-            hint="write precision: fp32",
-        )
+        reason = f"ranges are measured on the graph in fp32, not in {job.precision}"
+        yield Refusal(setting="precision", reason=reason, hint="write precision: fp32")
     if job.cards > 1:
         yield Refusal(setting="cards", reason="one card measures a graph", hint="write cards: 1")
     if job.batch_size != 1:
-        yield Refusal(
-            setting="batch_size",
-            reason="the graph reads one prompt at a time, without padding",
-            hint="write batch_size: 1, or leave it out",
-        )
+        reason = "the graph reads one prompt at a time, without padding"
+        hint = "write batch_size: 1, or leave it out"
+        yield Refusal(setting="batch_size", reason=reason, hint=hint)
 
 
 CALIBRATION = WorkloadSpec(

@@ -17,19 +17,13 @@ BF16_THREADS = 2
 def _refuse(job: JobDescription) -> Iterator[Refusal]:
     threads = job.parameters.get("threads")
     if job.precision == "bf16" and threads is not None and threads < BF16_THREADS:
-        yield Refusal(
-            setting="threads",
-            reason=f"OpenVINO ends its process in bf16 with fewer threads than {BF16_THREADS}",
-            hint=f"write threads: {BF16_THREADS} or more, or leave out `engine:`",
-            unsupported=True,
-        )
+        reason = f"OpenVINO ends its process in bf16 with fewer threads than {BF16_THREADS}"
+        hint = f"write threads: {BF16_THREADS} or more, or leave out `engine:`"
+        yield Refusal(setting="threads", reason=reason, hint=hint, unsupported=True)
     if job.parameters.get("profile"):
-        yield Refusal(
-            setting="profile",
-            reason="torch's profiler sees no operators of OpenVINO",
-            hint="leave profile out, or use the engine transformers",
-            unsupported=True,
-        )
+        reason = "torch's profiler sees no operators of OpenVINO"
+        hint = "leave profile out, or use the engine transformers"
+        yield Refusal(setting="profile", reason=reason, hint=hint, unsupported=True)
 
 
 def _faster(model: str, precision: str, versions: Mapping[str, str]) -> bool:

@@ -22,7 +22,7 @@ from workloads.engines.base import (
     is_encoder_decoder,
     python_command,
 )
-from workloads.settings import Declaration, choice
+from workloads.settings import Declaration, load_choice
 
 
 class GenerationSettings(GaudiSettings, CompileSettings):
@@ -38,16 +38,14 @@ class GenerationSettings(GaudiSettings, CompileSettings):
         )
     }
 
-    sparse_kernels: bool = choice(
+    sparse_kernels: bool = load_choice(
         False,
-        loads=True,
         description="Multiply by the card's kernels for 2:4 sparsity (CUDA, bf16 and fp16), with a "
         "model whose weights are such (`sparsity: 2:4`): half of the arithmetic and 9/16 of the "
         "bytes.",
     )
-    dictionary_products: bool = choice(
+    dictionary_products: bool = load_choice(
         False,
-        loads=True,
         description="Multiply a model made with `dictionary_atoms` by its dictionary: inputs by "
         "every atom once, then sums by the code, instead of by the whole matrices.",
     )
@@ -109,9 +107,8 @@ def _refuse_products(job: JobDescription) -> Iterator[Refusal]:
 class ServedSettings(ServerSettings):
     """Settings of ``transformers serve``."""
 
-    server_batching: bool = choice(
+    server_batching: bool = load_choice(
         False,
-        loads=True,
         description="Continuous batching of `transformers serve` (--continuous-batching), with "
         "paged attention; without, requests are answered one after another. On a CPU release "
         "5.23 emitted no token with it.",
@@ -120,20 +117,13 @@ class ServedSettings(ServerSettings):
 
 def _refuse_served(job: JobDescription) -> Iterator[Refusal]:
     if job.precision not in DTYPES:
-        yield Refusal(
-            setting="precision",
-            reason=f"`transformers serve` loads plain weights, not {job.precision}",
-            hint=f"write {', '.join(DTYPES)}",
-            unsupported=True,
-        )
+        reason = f"`transformers serve` loads plain weights, not {job.precision}"
+        hint = f"write {', '.join(DTYPES)}"
+        yield Refusal(setting="precision", reason=reason, hint=hint, unsupported=True)
     for name in ("max_sequences", "max_model_len"):
         if job.parameters.get(name) is not None:
-            yield Refusal(
-                setting=name,
-                reason="`transformers serve` has no such limit",
-                hint=f"leave {name} out",
-                unsupported=True,
-            )
+            reason = "`transformers serve` has no such limit"
+            yield Refusal(setting=name, reason=reason, hint=f"leave {name} out", unsupported=True)
 
 
 def serve(request: Request, place: ServerPlace) -> ServerCommand:
