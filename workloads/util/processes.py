@@ -8,6 +8,7 @@ without one that hold anything: they may be in use.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from workloads.util import files
 
@@ -143,6 +144,19 @@ def variables(values: Mapping[str, str | None]) -> Iterator[None]:
         yield
     finally:
         put(before)
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, **values: Any) -> Iterator[None]:
+    """Set attributes of a module or class for the block."""
+    before = {name: inspect.getattr_static(owner, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

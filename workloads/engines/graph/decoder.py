@@ -150,8 +150,8 @@ class Generator:
         self._ends = ends
         self._compiled = compiled
         self._slots: Slots | None = None
-        self._launches: dict[tuple[Any, ...], Callable[[], None]] = {}
-        self._reading: dict[tuple[int, int], Prompts] = {}
+        self._launches: dict[tuple[int, ...], Callable[[], None]] = {}
+        self._reading: dict[tuple[int, ...], tuple[Prompts, Callable[[], None]]] = {}
         self._layer: Callable[..., torch.Tensor] = layers.decode_layer
         self._product: Product = layers.expanded
         self._expanded: Product = layers.expanded
@@ -305,17 +305,15 @@ class Generator:
         if not recorded:
             return lambda: self.read_now(state, prompts)
         key = (state.rows, prompts.rows, tokens)
-        if key not in self._launches:
+        if key not in self._reading:
             card = prompts.ids.device
             buffer = Prompts(
                 torch.zeros((prompts.rows, tokens), dtype=torch.long, device=card),
                 torch.ones(prompts.rows, dtype=torch.long, device=card),
                 tokens,
             )
-            self._reading[prompts.rows, tokens] = buffer
-            self._launches[key] = self.device.record(lambda: self.read_now(state, buffer))
-        buffer = self._reading[prompts.rows, tokens]
-        launch = self._launches[key]
+            self._reading[key] = buffer, self.device.record(lambda: self.read_now(state, buffer))
+        buffer, launch = self._reading[key]
 
         def read() -> None:
             buffer.ids[:, : prompts.longest].copy_(prompts.ids)

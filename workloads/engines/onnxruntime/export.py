@@ -53,6 +53,7 @@ def export(part: Part, options: Mapping[str, Any], path: Path) -> dict[str, Any]
     """Write a graph and, in a file beside it, its weights; return facts about it. Unsupported if
     transformers has no exporter, or cannot export this model."""
     try:
+        from transformers.exporters.exporter_dynamo import register_cache_pytrees_for_model
         from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
     except ImportError as error:
         raise Unsupported(
@@ -60,9 +61,14 @@ def export(part: Part, options: Mapping[str, Any], path: Path) -> dict[str, Any]
         ) from error
     import onnx_ir
 
+    register_cache_pytrees_for_model(part.module)
     config = OnnxConfig(
         dynamic=True,
-        dynamic_shapes=_shapes(part),
+        dynamic_shapes={
+            name: _axes(value, part.varying.get(name, ()))
+            for name, value in part.inputs.items()
+            if not isinstance(value, bool)  # output flags, which the exporter removes
+        },
         optimize=options["constant_folding"],
         ort_fusions=options["fusions"] or None,
     )
@@ -82,17 +88,6 @@ def export(part: Part, options: Mapping[str, Any], path: Path) -> dict[str, Any]
         facts["operators_passed_by_slices"] = move_slices_forward(program)
     onnx_ir.save(program, str(path), external_data=f"{path.name}.data")
     return facts
-
-
-def _shapes(part: Part) -> dict[str, Any]:
-    from transformers.exporters.exporter_dynamo import register_cache_pytrees_for_model
-
-    register_cache_pytrees_for_model(part.module)
-    return {
-        name: _axes(value, part.varying.get(name, ()))
-        for name, value in part.inputs.items()
-        if not isinstance(value, bool)  # output flags, which the exporter removes
-    }
 
 
 def _axes(value: Any, varying: tuple[int, ...]) -> Any:

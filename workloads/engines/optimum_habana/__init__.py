@@ -33,16 +33,15 @@ from workloads.engines.images import (
 from workloads.models import precision as precisions
 from workloads.models.loading import open_model
 from workloads.registry import WorkloadSpec, task_for
-from workloads.settings import amount_in_id, choice
-from workloads.util.processes import variables
+from workloads.settings import amount_in_id, load_choice
+from workloads.util.processes import replaced, variables
 
 
 class GaudiImageSettings(GaudiSettings):
     """Settings of optimum-habana's diffusion pipelines."""
 
-    hpu_graphs: bool = choice(
+    hpu_graphs: bool = load_choice(
         True,
-        loads=True,
         description="Capture the denoiser once for each shape and replay it (HPU graphs), in lazy "
         "mode; without, every step is collected anew.",
     )
@@ -310,22 +309,15 @@ def load_pipeline(request: Request, device: Device) -> ImagePipeline:
     )
 
 
-@contextlib.contextmanager
-def _stock_text_encoder() -> Iterator[None]:
+def _stock_text_encoder() -> contextlib.AbstractContextManager[None]:
     """Use transformers' own CLIP in the block: the library's (1.21.2) fails on texts, adding a mask
     [batch, 1, length, length] to weights [batch * heads, length, length]."""
     from transformers.models.clip import modeling_clip
 
     own = modeling_clip.__name__
-    replaced = {
-        name: kind
+    stock = {
+        name: next(one for one in kind.__mro__ if one.__module__ == own)
         for name, kind in vars(modeling_clip).items()
         if isinstance(kind, type) and kind.__module__.startswith("optimum.")
     }
-    for name, kind in replaced.items():
-        setattr(modeling_clip, name, next(one for one in kind.__mro__ if one.__module__ == own))
-    try:
-        yield
-    finally:
-        for name, kind in replaced.items():
-            setattr(modeling_clip, name, kind)
+    return replaced(modeling_clip, **stock)

@@ -73,6 +73,7 @@ class GaudiSteps(Steps):
 class OptimumHabanaEngine(TransformersEngine):
     """A model under optimum-habana's patches, on its card."""
 
+    criterion = GaudiSteps
     lazy: bool
     usual: Mapping[str, Any]  # the library's settings of all calls
     original_config: Any  # the model's generation config after loading; ``generate`` writes into it
@@ -87,16 +88,9 @@ class OptimumHabanaEngine(TransformersEngine):
         generation.on_step()
         return fetch
 
-    def written(self, new: torch.Tensor, steps: int) -> torch.Tensor:
-        """Shapes are static: behind what the steps have written there is padding."""
-        return new[:, :steps]
-
     @property
     def arguments(self) -> dict[str, Any]:
         return {"lazy_mode": self.lazy, "hpu_graphs": self.lazy}
-
-    def steps(self, on_step: Callable[[], None]) -> Steps:
-        return GaudiSteps(on_step)
 
     def config(self, prepared: Batch, generation: Generation) -> Any:
         """A new config for every call; a causal mask only without padding, as it hides none."""

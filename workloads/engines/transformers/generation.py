@@ -9,12 +9,11 @@ ended texts are checked every ``LOOK`` steps.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
@@ -50,17 +49,19 @@ from workloads.models.products import origin_of
 from workloads.models.rules import as_stored
 from workloads.registry import task_for
 from workloads.training import saved_adapters
+from workloads.util.processes import replaced
 
 
 class Steps(StoppingCriteria):
-    """Called by ``generate`` after every step; stops nothing."""
+    """Called by ``generate`` after every step, which writes a token; stops nothing."""
 
-    def __init__(self, on_step: Callable[[], None]) -> None:
-        self.on_step = on_step
+    def __init__(self, device: Device, on_step: Callable[[], None]) -> None:
+        self.device, self.on_step = device, on_step
         self.steps = 0
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> Any:
         self.steps += 1
+        self.device.mark_step()
         self.on_step()
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
@@ -69,8 +70,10 @@ class Steps(StoppingCriteria):
 class TransformersEngine(TorchModel):
     """A model that transformers' own ``generate`` runs."""
 
+    criterion: ClassVar[type[Steps]] = Steps
+
     def generate(self, prepared: Batch, generation: Generation) -> Callable[[], Generated]:
-        steps = self.steps(generation.on_step)
+        steps = self.criterion(self.device, generation.on_step)
         output = self.model.generate(
             **prepared.inputs,
             generation_config=self.config(prepared, generation),
@@ -82,33 +85,20 @@ class TransformersEngine(TorchModel):
         batch, longest = prepared.input_ids.shape
 
         def fetch() -> Generated:
-            new = self.written(output.sequences[:, self.new_from(longest) :], steps.steps)
+            new = output.sequences[:, self.new_from(longest) :]
             return Generated(
-                tokens=new.tolist(),
+                tokens=new[:, : steps.steps].tolist(),  # static shapes have padding behind them
                 # The last token of each row is not fed back.
-                computed_tokens=batch * (longest + new.shape[1] - 1),
+                computed_tokens=batch * (longest + steps.steps - 1),
                 logits=[step.float().cpu() for step in output.logits or ()],
             )
 
         return fetch
 
-    def written(self, new: torch.Tensor, steps: int) -> torch.Tensor:
-        """The tokens that were written, of those behind the prompts; a step may write several."""
-        return new
-
     @property
     def arguments(self) -> dict[str, Any]:
         """Further arguments of ``generate``."""
         return {}
-
-    def steps(self, on_step: Callable[[], None]) -> Steps:
-        """Criterion that ``generate`` calls after every step."""
-
-        def step() -> None:
-            self.device.mark_step()
-            on_step()
-
-        return Steps(step)
 
     def config(self, prepared: Batch, generation: Generation) -> Any:
         """A new generation config for every call."""
@@ -402,7 +392,7 @@ def compiled(
     model.compile(
         backend=device.compile_backend, dynamic=False, options=dict(device.compile_options) or None
     )
-    known = {name: getattr(engine, name) for name in TransformersEngine.__dataclass_fields__}
+    known = {each.name: getattr(engine, each.name) for each in fields(engine)}
     known["details"] = {**engine.details, **details, "static_shapes": "true", "bucket": str(BUCKET)}
     return StaticShapesEngine(**known)
 
@@ -413,7 +403,8 @@ def _static_cache(model: Any, rows: int, total: int) -> Any:
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    with _not_marked_static():
+    # Caches with static addresses would recompile graphs for each new cache.
+    with replaced(torch._dynamo, mark_static_address=lambda *_, **__: None):
         cache = StaticCache(
             config=config,
             max_batch_size=rows,
@@ -424,18 +415,6 @@ def _static_cache(model: Any, rows: int, total: int) -> Any:
         if hasattr(cache, "early_initialization"):
             cache.early_initialization(rows, heads, width, model.dtype, model.device)
     return cache
-
-
-@contextlib.contextmanager
-def _not_marked_static() -> Iterator[None]:
-    """Stop transformers from marking cache addresses as static in the block, which would recompile
-    graphs for each new cache."""
-    mark = torch._dynamo.mark_static_address
-    torch._dynamo.mark_static_address = lambda *_, **__: None
-    try:
-        yield
-    finally:
-        torch._dynamo.mark_static_address = mark
 
 
 def _added(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
