@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import threading
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,9 +15,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from workloads.base import Result, Unsupported
 from workloads.devices import device_for
+from workloads.devices.base import Device
 from workloads.engines.graph import decoder, layers
 from workloads.engines.graph import engine as graph
-from workloads.engines.graph.engine import ContinuousBatch, Text
+from workloads.engines.graph.engine import ContinuousBatch, GraphEngine
 from workloads.engines.loaded import ContinuousGeneration, Generation
 from workloads.engines.passes import ContinuousPass, Prompt, count_output_tokens
 from workloads.engines.torch_models import graph_limits
@@ -50,19 +51,27 @@ def make(kind: str = "llama", **changes) -> torch.nn.Module:
     return model
 
 
-def generator(model: torch.nn.Module, kind: str = "") -> decoder.Generator:
+def generator(
+    model: torch.nn.Module, card: Device | None = None, *, kind: str = "", compiled: bool = False
+) -> decoder.Generator:
     read = layers.read_decoder(model, positions=512, kind=kind)
-    return decoder.Generator(read, device_for("cpu"), pad=0, ends=len(_ENDS), compiled=False)
+    card = card or device_for("cpu")
+    return decoder.Generator(read, card, pad=0, ends=len(_ENDS), compiled=compiled)
 
 
 def written(mine: decoder.Generator, prompts, steps, ends=(), **more):
     return mine.generate(mine.prepare(prompts), Generation(output_tokens=steps, ends=ends, **more))
 
 
+def engine_of(mine: decoder.Generator) -> GraphEngine:
+    used = {"generator": mine, "tokenizer": SimpleNamespace(decode=lambda ids, **_: str(ids))}
+    others = {each.name: None for each in fields(GraphEngine)}
+    return GraphEngine(**others | used | {"end_token_ids": frozenset(_ENDS)})
+
+
 def continuously(mine: decoder.Generator, prompts, places, steps, ends=(), **calls):
     generation = ContinuousGeneration(slots=places, output_tokens=steps, ends=ends, **calls)
-    engine = SimpleNamespace(generator=mine)
-    return graph.GraphEngine.generate_continuously(engine, prompts, generation)
+    return engine_of(mine).generate_continuously(prompts, generation)
 
 
 class Card(type(device_for("cpu"))):
@@ -163,8 +172,7 @@ def test_slots_that_take_the_next_prompt_change_no_text(
 @pytest.mark.parametrize("batching", ["static", "continuous"])
 def test_every_shape_has_a_graph(batching) -> None:
     """Beyond torch's own limit of graphs too, here none but one; afterwards that holds again."""
-    read = layers.read_decoder(make(num_hidden_layers=1), positions=512)
-    mine = decoder.Generator(read, Card(), pad=0, ends=2, compiled=True)
+    mine = generator(make(num_hidden_layers=1), Card(), compiled=True)
     name, _ = limits = tuple(graph_limits())
     torch.compiler.reset()
     try:
@@ -183,19 +191,8 @@ def test_every_shape_has_a_graph(batching) -> None:
 def test_only_steps_launched_one_by_one_have_times(records) -> None:
     """Tokens of a launch are told all at once: between their moments lies no time of a step."""
     seconds = itertools.count()
-
-    class Engine:
-        """As much of the engine as the timed loop uses."""
-
-        end_token_ids = frozenset(_ENDS)
-        decode = staticmethod(str)
-        generate_continuously = graph.GraphEngine.generate_continuously
-        generator = decoder.Generator(
-            layers.read_decoder(make(), positions=512), Card(records), pad=0, ends=2, compiled=False
-        )
-
     generation = ContinuousPass(
-        Engine(),
+        engine_of(generator(make(), Card(records))),
         [Prompt(index=index, ids=(3, 4 + index)) for index in range(3)],
         2,
         output_tokens=11,
@@ -207,14 +204,16 @@ def test_only_steps_launched_one_by_one_have_times(records) -> None:
     found = generation.run_batch(0, 0)()
     assert found.output_tokens == 33 and found.ttft_s == 1.0
     assert len(found.step_s) == (0 if records else 2 * 10)  # of two texts, then of the third
+    items, _ = generation.texts.of(0, lambda: 0.0)
+    assert [(item.output_tokens, item.ttft_s) for item in items] == [(11, 1.0)] * 3
+    assert {item.latency_s for item in items} == {11.0}
 
 
 def test_reading_is_recorded_for_short_prompts_only(pair) -> None:
     """In multiples of 64 tokens, up to 2,048 of all prompts; and only where the slots have room."""
     model, _ = pair
     card = Card(records=True)
-    read = layers.read_decoder(make(), positions=512)
-    mine = decoder.Generator(read, card, pad=0, ends=len(_ENDS), compiled=False)
+    mine = generator(make(), card)
     cases = ((2, 255, 1), (2, 3, 1), (2, 64, 0), (2, 65, 1), (16, 128, 1), (17, 128, 0))
     for rows, length, more in cases:
         prompts = [[1 + (row + at) % 90 for at in range(length)] for row in range(rows)]
@@ -230,10 +229,8 @@ def test_other_decoders_are_read_alike(kind) -> None:
     """Biases of queries, keys and values; norms of single heads, and before sums; half of a head
     turned, by neighbours (ChatGLM3). The same as torch compiles it, over the same buffers."""
     prompts = [[3, 4, 5, 6], [7, 8]]
-    read = layers.read_decoder(make(kind), positions=512)
-    compiled = decoder.Generator(read, Card(), pad=0, ends=2, compiled=True)
     expected = plain(make(kind), prompts, 9, ())
-    for mine in (compiled, generator(make(kind))):
+    for mine in (generator(make(kind), Card(), compiled=True), generator(make(kind))):
         assert written(mine, prompts, 9)[0].tolist() == expected
 
 
@@ -248,26 +245,15 @@ def test_logits_of_each_step_are_the_model_s(pair) -> None:
 
 @pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
 def test_a_packed_matrix_gives_the_tokens_of_the_values_it_stands_for(kind) -> None:
-    model = make()
-    read = layers.read_decoder(make(), positions=512, kind=kind)
-    with torch.no_grad():
-        for layer, source in zip(read.layers, model.model.layers, strict=True):
-            q, k, v = layer.qkv.plain(torch.float32).split((64, 32, 32))
-            gate, up = layer.gate_up.plain(torch.float32).chunk(2)
-            attention, unit = source.self_attn, source.mlp
-            for target, value in (
-                (attention.q_proj, q),
-                (attention.k_proj, k),
-                (attention.v_proj, v),
-                (attention.o_proj, layer.out.plain(torch.float32)),
-                (unit.gate_proj, gate),
-                (unit.up_proj, up),
-                (unit.down_proj, layer.down.plain(torch.float32)),
-            ):
-                target.weight.copy_(value)
-    mine = decoder.Generator(read, device_for("cpu"), pad=0, ends=2, compiled=False)
     prompts = [[3, 4, 5, 6], [7, 8]]
-    assert written(mine, prompts, 9)[0].tolist() == plain(model, prompts, 9, ())
+    plain, packed = generator(make("qwen2")), generator(make("qwen2"), kind=kind)
+    unpacked = []
+    for layer in packed.decoder.layers:
+        stored = {name: getattr(layer, name) for name in ("qkv", "out", "gate_up", "down")}
+        values = {n: layers.plain(m.plain(torch.float32), m.bias) for n, m in stored.items()}
+        unpacked.append(replace(layer, **values))
+    plain.decoder = replace(packed.decoder, layers=tuple(unpacked))
+    assert torch.equal(written(plain, prompts, 9)[0], written(packed, prompts, 9)[0])
 
 
 @given(
@@ -371,61 +357,12 @@ def test_sorting_pads_less(worker: Worker, dataset: str, static: Result) -> None
     )
 
 
-def test_the_times_of_continuous_batching_fit_together(worker: Worker, dataset: str) -> None:
-    result = worker.run(
-        dataset,
-        batch_size=3,
-        batching="continuous",
-        engine="graph",
-        ignore_eos=True,
-        output_tokens=9,
-    )
-    (sample,) = result.samples
-    assert {item.output_tokens for item in result.items} == {9}
-    assert all(item.ttft_s and 0 < item.ttft_s <= item.latency_s for item in result.items)
-    assert sample.ttft_s and sum(sample.step_s) <= sample.wall_s
-    # Slots are full most of the time: fewer steps than one slot would need, more than if all fit.
-    decoded = sample.output_tokens - sample.items
-    assert decoded / 3 <= len(sample.step_s) < decoded
-
-
-def test_requests_may_come_while_others_run(dataset: str) -> None:
-    engine = graph.load(request(dataset, engine="graph"), device_for("cpu"))
-    prompts = [[1 + (7 * row + at) % 200 for at in range(3 + row)] for row in range(5)]
-    lengths = [9, 4, 6, 1, 5]
-    alone = [
-        engine.generate(engine.prepare([prompt]), Generation(output_tokens=n))().tokens[0]
-        for prompt, n in zip(prompts, lengths, strict=True)
-    ]
-    texts: dict[int, list[int]] = {}
-    steps: list[int] = []
-    last = threading.Event()
-
-    def on_step(numbers: list[int]) -> None:
-        steps.extend(numbers)
-        if len(steps) == 4:  # two texts are on their way
-            batch.submit(prompts[2], lengths[2])
-            batch.submit(prompts[3], lengths[3])
-
-    def on_end(text: Text) -> None:
-        texts[text.number] = text.tokens
-        if len(texts) == 4:
-            last.set()
-
-    generation = ContinuousGeneration(slots=2, output_tokens=9, on_step=on_step)
-    batch = ContinuousBatch(engine.generator, generation, positions=20, on_end=on_end)
+def test_a_batch_takes_texts_that_fit_until_it_is_closed(pair) -> None:
+    """The server's tests show requests that come while others run."""
+    generation = ContinuousGeneration(slots=2, output_tokens=9)
+    batch = ContinuousBatch(pair[1], generation, positions=20, on_end=lambda text: None)
     with pytest.raises(ValueError, match="20 positions"):
         batch.submit([1] * 15, 6)
-    for prompt, n in zip(prompts[:2], lengths[:2], strict=True):
-        batch.submit(prompt, n)
-    thread = threading.Thread(target=batch.run)
-    thread.start()
-    assert last.wait(60)
-    batch.submit(prompts[4], lengths[4])  # nothing runs any more
     batch.close()
-    thread.join(60)
-    assert not thread.is_alive()
-    assert [texts[number] for number in range(5)] == alone
-    assert len(steps) == sum(lengths)
     with pytest.raises(ValueError, match="no more requests"):
         batch.submit([1], 1)

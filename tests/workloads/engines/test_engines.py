@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from functools import partial
@@ -11,13 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import core_cases
 import pytest
 from generation_cases import described, request
 from recorded_vllm import INTERFACE
 
+from orchestrator.core.job import Accelerator
 from workloads import engines
 from workloads.base import BadConfiguration, DataMissing, Refusal, Unsupported
-from workloads.devices import DEVICES
 from workloads.engines.optimum_habana import quantization
 from workloads.models.rules import text_refusals
 from workloads.registry import find_workload, function_of
@@ -25,64 +25,42 @@ from workloads.rules import engine_refusals, refusals
 
 ROOT = Path(__file__).resolve().parents[3]
 
-OTHERS = """\
-from workloads.engines.base import Ability, EngineSpec
-def spec(name):
-    return EngineSpec(
-        name=name,
-        summary="echoes",
-        devices=("cpu",),
-        abilities={"generate": Ability(function="echo_engine:load")},
-        install="pip install echo",
-    )
-ECHO, OURS = spec("echo"), spec("vllm")
-"""
-LISTING = """\
+KNOWN = """\
 import sys
 from workloads.engines import ENGINES, process_kind
 from workloads.registry import WORKLOADS
-print(*WORKLOADS["text-generation"].engines, *WORKLOADS["finetuning"].engines)
-print(ENGINES["vllm"].devices, WORKLOADS["text-generation"].takes_engine("echo"))
 process_kind("optimum-habana", "hpu", {}), list(ENGINES.values())
-print(*{"torch", "transformers", "optimum"} & set(sys.modules))
+assert all(entry.engines for entry in WORKLOADS.values() if entry.ability)
+sys.exit(" ".join({"torch", "transformers", "optimum"} & set(sys.modules)) or 0)
 """
 
 
-def test_another_package_brings_an_engine_and_none_is_imported_to_know_them(tmp_path) -> None:
-    """It stands beside ours and replaces none; a plan asks for names, rules and kinds of process,
-    and torch is not loaded for that."""
-    (tmp_path / "echo_spec.py").write_text(OTHERS)
-    (tmp_path / "echo-1.dist-info").mkdir()
-    (tmp_path / "echo-1.dist-info" / "METADATA").write_text("Name: echo\nVersion: 1\n")
-    (tmp_path / "echo-1.dist-info" / "entry_points.txt").write_text(
-        "[nightgrid.engines]\necho = echo_spec:ECHO\nvllm = echo_spec:OURS\n"
-    )
-    listed = subprocess.run(
-        [sys.executable, "-c", LISTING],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
-        check=True,
-    ).stdout.splitlines()
-    names = [*engines.engines_for("generate"), "echo", *engines.engines_for("train")]
-    assert listed == [" ".join(names), "('cuda', 'cpu') True", ""]
+def test_no_library_is_imported_to_know_the_engines() -> None:
+    """A plan asks for their names, rules and kinds of process."""
+    subprocess.run([sys.executable, "-c", KNOWN], cwd=ROOT, check=True)
 
 
 @pytest.mark.parametrize(
-    ("engine", "device", "parameters", "kind"),
+    ("engine", "cards", "mode", "kind"),
     [
-        ("transformers", "cpu", {}, ""),
-        ("transformers", "hpu", {}, ""),
-        ("transformers", "hpu", {"hpu_mode": "compile"}, "compile"),
-        ("optimum-habana", "hpu", {}, "optimum-habana/lazy"),
-        ("optimum-habana", "hpu", {"hpu_mode": "compile"}, "optimum-habana/compile"),
-        ("optimum-habana", "hpu", {"hpu_mode": "eager"}, "optimum-habana"),
-        ("vllm", "cuda", {}, "vllm"),
+        ("transformers", "CPU", None, ""),
+        ("transformers", "HPU", None, ""),
+        ("transformers", "HPU", "compile", "compile"),
+        ("optimum-habana", "HPU", None, "optimum-habana/lazy"),
+        ("optimum-habana", "HPU", "compile", "optimum-habana/compile"),
+        ("optimum-habana", "HPU", "eager", "optimum-habana"),
+        ("vllm", "GPU", None, "vllm"),
+        ("vllm-gaudi", "HPU", None, "vllm-gaudi/compile"),
     ],
 )
-def test_jobs_share_a_process_only_if_it_suits_both(engine, device, parameters, kind) -> None:
-    assert engines.process_kind(engine, device, parameters) == kind
-    assert kind in engines.process_kinds(device)
+def test_jobs_share_a_process_only_if_it_suits_both(engine, cards, mode, kind) -> None:
+    """vLLM's core is in the worker's process and gives memory back with it alone."""
+    parameters = (("hpu_mode", mode),) if mode else ()
+    job = core_cases.a_job(engine=engine, accelerator=Accelerator(cards), parameters=parameters)
+    assert job.process_kind == kind and kind in engines.process_kinds(job.accelerator.device)
+    assert job.alone == engine.startswith("vllm")
+    in_process = engines.variables_of(kind).get("VLLM_ENABLE_V1_MULTIPROCESSING")
+    assert in_process == ("0" if job.alone else None)
 
 
 def test_a_precision_that_switches_its_process_for_good_has_its_own() -> None:
@@ -138,7 +116,7 @@ def test_fp8_asks_for_its_calibration(tmp_path, monkeypatch) -> None:
 
 CONTINUOUS = {"model": "m", "engine": "graph", "batching": "continuous", "batch_size": 4}
 HABANA = {"engine": "optimum-habana", "device": "hpu", "precision": "bf16"}
-ONNX = {"engine": "onnxruntime"}
+ONNX, STOCK = {"engine": "onnxruntime"}, {"engine": "transformers"}
 UNFOLDED = ONNX | {"constant_folding": False}
 CALIBRATED = ONNX | {"precision": "int8", "calibration": "texts"}
 
@@ -162,8 +140,6 @@ def refused(ability: str = "generate", **changes: Any) -> list[Refusal]:
         ({"engine": "graph", "device": "cuda", "torch_compile": True}, "torch_compile", "always"),
         ({"engine": "graph", "device": "hpu", "hpu_mode": "lazy"}, "hpu_mode", "of a step"),
         ({"engine": "graph", "cards": 2, "tensor_parallel": 2}, "tensor_parallel", "whole model"),
-        (ONNX | {"device": "hpu"}, "engine", "not on hpu"),
-        (ONNX | {"tensor_parallel": 2}, "tensor_parallel", "whole model"),
         (CALIBRATED | {"model": "tiny-t5"}, "calibration", "decoders and encoders only"),
         ({"device": "hpu", "torch_compile": True}, "torch_compile", "and hpu_mode: compile"),
         ({"precision": "int8", "torch_compile": True}, "torch_compile", "run in eager mode"),
@@ -173,6 +149,7 @@ def refused(ability: str = "generate", **changes: Any) -> list[Refusal]:
             "plain matrices only",
         ),
         ({"model": "tiny-t5", "torch_compile": True}, "torch_compile", "one decoder"),
+        ({"engine": "graph", "adapter": "mine"}, "adapter", "engine transformers does"),
     ],
 )
 def test_what_an_engine_lacks_becomes_a_row_that_says_so(changes, setting, words) -> None:
@@ -185,12 +162,10 @@ def test_what_an_engine_lacks_becomes_a_row_that_says_so(changes, setting, words
 @pytest.mark.parametrize(
     ("ability", "changes", "setting"),
     [
-        ("generate", UNFOLDED | {"fusions": True}, "fusions"),
         ("generate", ONNX | {"calibration": "texts"}, "calibration"),
         ("encode", ONNX | {"model": "tiny-bert", "calibration": "texts"}, "calibration"),
         ("images", CALIBRATED, "calibration"),
         ("images", ONNX | {"torch_compile": True}, "torch_compile"),
-        ("generate", UNFOLDED | {"precision": "int8"}, "constant_folding"),
         ("calibrate-activations", UNFOLDED, "constant_folding"),
         ("calibrate-activations", ONNX | {"precision": "int8"}, "precision"),
     ],
@@ -201,47 +176,25 @@ def test_what_makes_no_graph_is_refused(ability, changes, setting) -> None:
     assert refusal.setting == setting and refusal.reason and refusal.hint
 
 
-@pytest.mark.parametrize("engine", engines.engines_for("generate"))
-def test_adapters_and_attentions_are_taken_where_they_are_declared(engine) -> None:
-    """An engine that ignored them would give its rows a wrong name."""
-    spec = engines.find_engine(engine)
-    (device, *_) = (device for device in DEVICES if spec.runs_on(device))
-    able = spec.abilities["generate"]
-    taken = {"adapter": able.adapters, "attention": able.attentions is None}
-    for setting, value in (("adapter", "mine"), ("attention", "eager"), ("attention", "sdpa")):
-        all_refused = refused(engine=engine, device=device, precision="bf16", **{setting: value})
-        of_setting = [refusal for refusal in all_refused if refusal.setting == setting]
-        assert bool(of_setting) == (value != "sdpa" and not taken[setting])
-        assert all(refusal.unsupported for refusal in of_setting)
-        if setting == "adapter":
-            assert all("transformers" in refusal.hint for refusal in of_setting)
-
-
 @pytest.mark.parametrize(
-    ("changes", "setting", "words"),
+    ("workload", "usual", "changes", "setting", "words"),
     [
-        ({"engine": "onnxruntime"}, "batching", "does not do continuous batching"),
-        ({"engine": "transformers"}, "batching", "write engine: graph"),
-        ({"device": "hpu"}, "batching", "compiles anew"),
-        ({"profile": True}, "profile", "one static batch"),
+        ("text-generation", CONTINUOUS, ONNX, "batching", "does not do continuous batching"),
+        ("text-generation", CONTINUOUS, STOCK, "batching", "write engine: graph"),
+        ("text-generation", CONTINUOUS, {"device": "hpu"}, "batching", "compiles anew"),
+        ("text-generation", CONTINUOUS, {"profile": True}, "profile", "one static batch"),
+        ("onnx-calibration", ONNX, {"cards": 2}, "cards", "one card measures"),
+        ("onnx-calibration", ONNX, {"batch_size": 2}, "batch_size", "without padding"),
+        ("onnx-calibration", ONNX, {"batch_size": "max"}, "batch_size", "without padding"),
     ],
 )
-def test_continuous_batching_is_refused_where_it_cannot_be(changes, setting, words) -> None:
-    spec = find_workload("text-generation")
-    assert not refusals(spec, described(**CONTINUOUS))
-    (refusal,) = refusals(spec, described(**CONTINUOUS | changes))
-    assert refusal.setting == setting and refusal.unsupported
-    assert words in f"{refusal.reason}; {refusal.hint}"
-
-
-@pytest.mark.parametrize(
-    "changes", [{"cards": 2}, {"batch_size": 2}, {"batch_size": "max"}], ids=str
-)
-def test_a_calibration_reads_one_prompt_on_one_card(changes) -> None:
-    spec = find_workload("onnx-calibration")
-    assert not refusals(spec, described(**ONNX))
-    (refusal,) = refusals(spec, described(**ONNX | changes))
-    assert refusal.setting in changes and refusal.hint
+def test_a_workload_says_what_it_cannot_do(workload, usual, changes, setting, words) -> None:
+    """Continuous batching; and a calibration reads one prompt on one card."""
+    spec = find_workload(workload)
+    assert not refusals(spec, described(**usual))
+    (refusal,) = refusals(spec, described(**usual | changes))
+    assert (refusal.setting, refusal.unsupported) == (setting, workload == "text-generation")
+    assert words in f"{refusal.reason}; {refusal.hint}" and refusal.hint
 
 
 def checkpoint(directory: Path, **config: Any) -> str:

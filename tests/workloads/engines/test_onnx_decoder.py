@@ -4,6 +4,7 @@ how graphs are rewritten."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -16,12 +17,13 @@ import torch
 pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers.exporters.exporter_onnx")
 
+import numpy
 import onnx
+import onnx.parser
 import onnx_ir
 from generation_cases import Worker, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
 from safetensors.torch import load_file
 
 from workloads.base import BadConfiguration, DataMissing
@@ -142,26 +144,14 @@ def test_a_probe_keeps_no_calibration(plain, measuring) -> None:
 
 
 def test_a_graph_that_ignores_padding_is_refused(directory, tmp_path) -> None:
-    """The mask is cut out of the graph, as an export from one row would lose it: the padded batch
-    beside the graph tells, before anything is timed."""
-    found = onnx.load(str(directory / GRAPH))
-    masked = next(node for node in found.graph.node if "attention_mask" in node.input)
-    ones = onnx.helper.make_node("Shape", ["attention_mask"], ["mask_shape"])
-    filled = onnx.helper.make_node(
-        "ConstantOfShape",
-        ["mask_shape"],
-        ["all_ones"],
-        value=onnx.helper.make_tensor("one", onnx.TensorProto.INT64, [1], [1]),
-    )
-    place = list(found.graph.node).index(masked)
-    for node in found.graph.node:
-        for position, name in enumerate(node.input):
-            if name == "attention_mask":
-                node.input[position] = "all_ones"
-    found.graph.node.insert(place, filled)
-    found.graph.node.insert(place, ones)
-    onnx.save(found, str(tmp_path / GRAPH))
-    graph = Graph(tmp_path / GRAPH, CPU)
+    """As an export from one row would lose the mask: the padded batch beside the graph tells,
+    before anything is timed."""
+
+    class Unmasked(Graph):
+        def __call__(self, **tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+            return super().__call__(**tensors | {"attention_mask": tensors["attention_mask"] | 1})
+
+    graph = Unmasked(directory / GRAPH, CPU)
     apart = compare_decoder({GRAPH: graph}, load_file(directory / PROOF))
     with pytest.raises(BadConfiguration, match="padded batch"):
         apart.check("fp32", tmp_path / GRAPH)
@@ -213,46 +203,35 @@ def test_a_file_that_is_no_graph_is_named(tmp_path: Path) -> None:
 # Folding, batch-norm replacement and reordering, shown on a small convolution graph.
 
 CHANNELS, SIDE = 4, 16
-
-
-def weight(name: str, *shape: int) -> onnx.TensorProto:
-    drawn = torch.Generator().manual_seed(len(name))
-    values = torch.rand(shape, generator=drawn) + 0.5
-    return helper.make_tensor(name, TensorProto.FLOAT, shape, values.flatten().tolist())
-
-
-def whole(name: str, *values: int) -> onnx.TensorProto:
-    return helper.make_tensor(name, TensorProto.INT64, [len(values)], values)
+CONVOLUTION = """\
+<ir_version: 10, opset_import: ["" : 20]>
+convolution (float[2, 3, 16, 16] x) => (float{shape} y) {{
+    a = Conv <pads = [1, 1, 1, 1]> (x, kernel)
+    b = BatchNormalization (a, scale, shift, mean, variance)
+    constant = Add (one, two)
+    c = Mul (b, constant)
+    d = Relu (c)
+    y = Slice (d, starts, ends, axes)
+}}
+"""
 
 
 def convolution(path: Path, axes: tuple[int, ...] = (2, 3)) -> Path:
     """Convolution, batch norm, an addition of two constants, a product, relu, and a crop."""
-    nodes = [
-        helper.make_node("Conv", ["x", "kernel"], ["a"], pads=[1, 1, 1, 1]),
-        helper.make_node("BatchNormalization", ["a", "scale", "shift", "mean", "variance"], ["b"]),
-        helper.make_node("Add", ["one", "two"], ["constant"]),
-        helper.make_node("Mul", ["b", "constant"], ["c"]),
-        helper.make_node("Relu", ["c"], ["d"]),
-        helper.make_node("Slice", ["d", "starts", "ends", "axes"], ["y"]),
-    ]
     sizes = [2, CHANNELS, SIDE, SIDE]
-    found = [3 if axis in axes else size for axis, size in enumerate(sizes)]
-    graph = helper.make_graph(
-        nodes,
-        "convolution",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3, SIDE, SIDE])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, found)],
-        [
-            weight("kernel", CHANNELS, 3, 3, 3),
-            *(weight(name, CHANNELS) for name in ("scale", "shift", "mean", "variance")),
-            *(weight(name, CHANNELS, 1, 1) for name in ("one", "two")),
-            whole("starts", *(1 for _ in axes)),
-            whole("ends", *(4 for _ in axes)),
-            whole("axes", *axes),
-        ],
+    cropped = [3 if axis in axes else size for axis, size in enumerate(sizes)]
+    model = onnx.parser.parse_model(CONVOLUTION.format(shape=cropped))
+    shapes = {"kernel": (CHANNELS, 3, 3, 3), "one": (CHANNELS, 1, 1), "two": (CHANNELS, 1, 1)}
+    shapes |= dict.fromkeys(("scale", "shift", "mean", "variance"), (CHANNELS,))
+    values = {
+        name: numpy.linspace(0.5, 1.5, math.prod(shape), dtype=numpy.float32).reshape(shape)
+        for name, shape in shapes.items()
+    }
+    crop = {"starts": [1] * len(axes), "ends": [4] * len(axes), "axes": axes}
+    values |= {name: numpy.array(cut, dtype=numpy.int64) for name, cut in crop.items()}
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(value, name) for name, value in values.items()
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
-    model.ir_version = 10
     onnx.save(onnx.shape_inference.infer_shapes(model), str(path))
     return path
 

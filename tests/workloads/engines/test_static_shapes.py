@@ -14,7 +14,7 @@ from generation_cases import PROMPTS, Worker, request
 from workloads.base import MeasureSettings, Unsupported
 from workloads.devices.cpu import CpuDevice
 from workloads.engines.loaded import Generated, Generation
-from workloads.engines.torch_models import BUCKET, graph_limits
+from workloads.engines.torch_models import BUCKET
 from workloads.engines.transformers.generation import (
     LOOK,
     StaticShapesEngine,
@@ -101,14 +101,12 @@ def test_a_job_that_asks_for_torch_compile_meets_its_shapes_before_timing(
     usual: dict[str, Any] = {"model": small_model, "output_tokens": 4, "batch_size": 8}
     plain = Worker().run(dataset, **usual)
     torch.compiler.reset()
-    limits = {name: getattr(torch._dynamo.config, name) for name in graph_limits()}
     known = CpuDevice().compilations()
     try:
         found = Worker().run(dataset, **usual, measure=once, torch_compile=True)
         counted = CpuDevice().compilations().since(known)
     finally:
         torch.compiler.reset()
-    assert limits == {name: getattr(torch._dynamo.config, name) for name in limits}
     assert [i.output_text for i in found.items] == [i.output_text for i in plain.items]
     assert found.details["torch_compile"] == found.details["static_shapes"] == "true"
     assert found.timed_compilations == 0 and found.shapes_unmet == 0

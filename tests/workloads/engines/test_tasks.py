@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.errors import GridError, Problem
+from orchestrator.core.errors import GridError
 from orchestrator.core.job import Accelerator
 from orchestrator.core.topology import Node
 from orchestrator.grid.parser import parse_grid
@@ -88,47 +88,37 @@ def grid(model: str, workload: str, **more: Any) -> bytes:
     return json.dumps({"name": "g", "experiments": [one]}).encode()
 
 
-def problem_of(model: str, workload: str) -> Problem:
-    with pytest.raises(GridError) as error:
-        parse_grid(grid(model, workload), "g")
-    (problem,) = error.value.problems
-    assert problem.path == "experiments[0].model"
-    return problem
-
-
-@pytest.mark.parametrize("workload", ["text-generation", "finetuning", "verification"])
 @pytest.mark.parametrize(
-    ("config", "name", "words"),
+    ("config", "workload", "words", "fits"),
     [
-        (BERT, "config.json", "it is a masked language model (BertForMaskedLM), and "),
-        (STABLE_DIFFUSION, "model_index.json", "it is a text-to-image pipeline"),
-    ],
-)
-def test_the_plan_refuses_a_model_of_another_kind(tmp_path, workload, config, name, words) -> None:
-    model = write(tmp_path / "m", config, name)
-    problem = problem_of(model, workload)
-    assert words in problem.message and "takes a causal language model" in problem.message
-    with pytest.raises(BadConfiguration, match="takes a causal language model"):
-        task_for(workload, find_model(model))
-
-
-@pytest.mark.parametrize(
-    ("config", "workload", "fits"),
-    [
-        (BERT, "text-generation", "onnx-calibration or pretraining or text-encoding"),
+        (
+            BERT,
+            "text-generation",
+            "it is a masked language model (BertForMaskedLM), and text-generation takes a causal",
+            "onnx-calibration or pretraining or text-encoding",
+        ),
+        (STABLE_DIFFUSION, "finetuning", "it is a text-to-image pipeline", "text-to-image"),
         (
             LLAMA,
             "pretraining",
+            "it is a causal language model",
             "finetuning or onnx-calibration or quantization or serving or text-generation or "
             "verification",
         ),
-        (T5, "verification", "finetuning or text-generation"),
+        (T5, "verification", "takes a causal language model", "finetuning or text-generation"),
     ],
 )
-def test_the_workloads_that_fit_are_named(tmp_path, config, workload, fits) -> None:
-    """Without what plans add by themselves."""
-    problem = problem_of(write(tmp_path / "m", config), workload)
+def test_a_model_of_another_kind_is_refused(tmp_path, config, workload, words, fits) -> None:
+    """With the workloads that fit, without those that plans add by themselves."""
+    file = "model_index.json" if config is STABLE_DIFFUSION else "config.json"
+    model = write(tmp_path / "m", config, file)
+    with pytest.raises(GridError) as error:
+        parse_grid(grid(model, workload), "g")
+    (problem,) = error.value.problems
+    assert problem.path == "experiments[0].model" and words in problem.message
     assert problem.hint == f"write workload: {fits}"
+    with pytest.raises(BadConfiguration, match=r"takes a"):
+        task_for(workload, find_model(model))
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Any
 
-import core_cases
 import pytest
 import torch
 from generation_cases import MODEL, PROMPTS, Worker, request, write_dataset
 from recorded_vllm import install, next_token
 
-from orchestrator.core.job import Accelerator
 from workloads import engines, text_generation
 from workloads.base import BadConfiguration, Unsupported
 from workloads.devices import device_spec
@@ -130,16 +127,3 @@ def test_another_data_type_is_refused(engine, tmp_path, monkeypatch) -> None:
     install(monkeypatch, dtype="float16")
     with pytest.raises(Unsupported, match="computes in float16, and the job asks for bfloat16"):
         run(tmp_path, engine)
-
-
-@both
-def test_each_job_has_a_process_of_its_own(engine) -> None:
-    """Its core is in the worker's process, gives memory back with it alone, and knows nothing of
-    another."""
-    device, kind = ENGINES[engine]
-    assert engines.runs_alone(engine) and "vllm" not in sys.modules
-    assert engines.variables_of(kind)["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-    assert engines.variables_of("optimum-habana/lazy") == engines.variables_of("") == {}
-    accelerator = Accelerator.HPU if device == "hpu" else Accelerator.GPU
-    job = core_cases.a_job(engine=engine, accelerator=accelerator)
-    assert job.alone and job.process_kind == kind
