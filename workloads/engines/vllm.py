@@ -17,6 +17,7 @@ import importlib
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -366,16 +367,14 @@ def positions_needed(
     written = int(parameters.output_tokens)
     wanted = max(int(parameters.prompts), request.batch_size)
     longest = int(getattr(parameters, "input_tokens", None) or 0)
-    room = math.inf if most is None else most - written
-    cut = getattr(parameters, "too_long", "error") != "error"
+    room = sys.maxsize if most is None else most - written
+    skips = getattr(parameters, "too_long", "error") == "skip"
     examples = () if longest else load_dataset(request.dataset, parameters.reading()).examples
     for example in examples:
         with contextlib.suppress(NotRendered):
             length = len(encode_prompt(tokenizer, source, example.content, example.earlier))
-            if length <= room or not cut:
-                longest, wanted = max(longest, length), wanted - 1
-            elif parameters.too_long == "cut":
-                longest, wanted = int(room), wanted - 1
+            if length <= room or not skips:
+                longest, wanted = max(longest, min(length, room)), wanted - 1
         if not wanted:
             break
     if not longest:
