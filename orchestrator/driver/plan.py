@@ -22,8 +22,7 @@ from orchestrator.core.status import RunStatus
 from orchestrator.core.topology import Node, assumed_servers, parse_emulation
 from orchestrator.driver.options import RunOptions, commits_of, submitter_of, with_results_of
 from orchestrator.grid.dependencies import Thing
-from orchestrator.grid.overrides import overridden
-from orchestrator.grid.parser import Grid, load_grid, parse_grid
+from orchestrator.grid.parser import Grid, load_grid, overridden, parse_grid
 from orchestrator.grid.vocabulary import Vocabulary
 from orchestrator.grid.yaml import read as read_yaml
 from orchestrator.planning.engine_choice import PackageCheck, with_engines

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -21,7 +22,6 @@ from orchestrator.grid.dependencies import problems_of_needs
 from orchestrator.grid.diagnostics import Findings, card_problems, refusal_problems, summed_up
 from orchestrator.grid.experiment import MAX_JOBS, STRUCTURE, Expander, Experiment, ExperimentReader
 from orchestrator.grid.objectives import ObjectivesReader, Question, SearchSettings
-from orchestrator.grid.overrides import overridden
 from orchestrator.grid.vocabulary import (
     FIELD_NAMES,
     ExperimentBlock,
@@ -31,7 +31,7 @@ from orchestrator.grid.vocabulary import (
     Vocabulary,
     shown,
 )
-from orchestrator.grid.yaml import Document, Path_, parse, read
+from orchestrator.grid.yaml import Document, Path_, compose, parse, read, resolve
 from workloads.base import MeasureSettings
 from workloads.engines import ENGINES
 from workloads.settings import declarations
@@ -290,3 +290,76 @@ def grid_of_values(values: Mapping[str, Any]) -> Grid:
         # Lines of a text that nobody has seen would say nothing.
         unplaced = [replace(one, line=None, column=None) for one in error.problems]
         raise GridError(unplaced) from None
+
+
+# ---------------------------------------------------------------- --set axes.batch_size=1..8
+
+#: Keys of an experiment under which settings stand.
+GROUPS = ("axes", "measure")
+
+
+def overridden(document: Document, texts: Sequence[str]) -> Document:
+    """Set each ``PATH=VALUE`` in order: ``KEY``, ``axes.KEY`` or ``measure.KEY`` of every
+    experiment, or with ``NAME.`` in front of the one of that name. The text becomes JSON: a run
+    stores the grid that it measured.
+
+    Raises GridError for an unknown path or an invalid value, where the file has it or would.
+    """
+    if not texts:
+        return document
+    data = deepcopy(document.data)
+    for text in texts:
+        experiments, keys, value = _meant(document, data, text)
+        for here in experiments:
+            for group in keys[:-1]:
+                if not isinstance(here.get(group), dict):
+                    here[group] = {}
+                here = here[group]
+            here[keys[-1]] = deepcopy(value)
+    options = " ".join(f"--set {text}" for text in texts)
+    written = json.dumps(data, ensure_ascii=False, indent=2) + "\n"
+    return replace(document, file=f"{document.file} (with {options})", text=written, data=data)
+
+
+def _meant(
+    document: Document, data: dict[str, Any], text: str
+) -> tuple[list[dict[str, Any]], list[str], Any]:
+    """The experiments that are meant, the keys within each, and the value."""
+    path, equals, written = text.partition("=")
+    keys = path.strip().split(".")
+    experiments = data.get("experiments")
+    listed = experiments if isinstance(experiments, list) else ()
+    named = {str(entry.get("name")): entry for entry in listed if isinstance(entry, dict)}
+    chosen = list(named.values())
+    for name in sorted(named, key=len, reverse=True):  # a name may have dots
+        if path.startswith(f"{name}.") and keys[0] not in GROUPS:
+            chosen, keys = [named[name]], path.strip().removeprefix(f"{name}.").split(".")
+            break
+    grouped = len(keys) == 2 and keys[0] in GROUPS
+    if not equals or not all(keys) or not (grouped or (len(keys) == 1 and keys[0] not in GROUPS)):
+        raise _refused(
+            document,
+            text,
+            "leads to nothing in a grid" if equals else "has no value",
+            "write KEY=VALUE, axes.KEY=VALUE, measure.KEY=VALUE, or NAME. before it for one "
+            f"experiment; here: {', '.join(named) or 'none'}",
+        )
+    written = written.strip()
+    if written.startswith("["):
+        node, problems = compose(written, document.file)
+        if node is None or node.items is None or problems:
+            raise _refused(document, text, "is no list", "write axes.precision=[bf16, fp32]")
+        return chosen, keys, node.plain()
+    try:
+        value = resolve(written) if written else ""
+    except ValueError as error:
+        raise _refused(document, text, f"is no value: {error}", "") from None
+    _, problems = compose(json.dumps(value, ensure_ascii=False), document.file)
+    if problems:  # such as control characters, which the stored grid could not have
+        raise _refused(document, text, f"is no value: {problems[0].message}", problems[0].hint)
+    return chosen, keys, value
+
+
+def _refused(document: Document, text: str, message: str, hint: str) -> GridError:
+    path = f"--set {text}"
+    return GridError([Problem(file=document.file, path=path, message=message, hint=hint)])

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.errors import GridError
-from orchestrator.grid.overrides import overridden
-from orchestrator.grid.parser import load_grid
+from orchestrator.grid.parser import load_grid, overridden
 from orchestrator.grid.yaml import parse
 
 GRID = """\
