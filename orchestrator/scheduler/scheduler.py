@@ -147,10 +147,6 @@ class Schedule:
         counts[State.PENDING] = self._total - sum(self._ledger.tally.values()) - running
         return counts
 
-    def remaining_s(self) -> float:
-        """Estimated seconds until the end, with the remaining work spread evenly."""
-        return max((pool.placement.remaining_s for pool in self.pools.values()), default=0.0)
-
     def _begin(self) -> None:
         self._started = True
         for planned in self._unsupported:
