@@ -285,27 +285,20 @@ def test_processors_without_openvino_plan_what_they_did(
 
 
 @pytest.mark.parametrize(
-    ("body", "absent", "words"),
+    ("setting", "absent", "more"),
     [
-        ("precision: int4", "bitsandbytes", "precision int4 needs the package bitsandbytes"),
-        (
-            "precision: bf16\nworkload: finetuning\nmethod: qlora",
-            "bitsandbytes",
-            "method qlora needs the package bitsandbytes",
-        ),
-        (
-            "precision: bf16\nworkload: finetuning\noptimizer: adamw-8bit-torchao",
-            "torchao",
-            "optimizer adamw-8bit-torchao needs the package torchao",
-        ),
-        ("precision: bf16\nattention: xformers", "xformers", "attention xformers needs the pack"),
+        ("precision: int4", "bitsandbytes", ""),
+        ("method: qlora", "bitsandbytes", "precision: bf16\nworkload: finetuning"),
+        ("optimizer: adamw-8bit-torchao", "torchao", "precision: bf16\nworkload: finetuning"),
+        ("attention: xformers", "xformers", "precision: bf16"),
     ],
 )
 def test_a_package_of_a_precision_or_setting_that_no_node_has_is_named_by_the_plan(
-    body: str, absent: str, words: str
+    setting: str, absent: str, more: str
 ) -> None:
     """With the command that installs it; a node that said nothing of it is given the job."""
-    text = f"accelerator: GPU\n{body}"
+    text = f"accelerator: GPU\n{more}\n{setting}"
+    words = f"{setting.replace(':', '')} needs the package {absent}"
     (server,) = assumed_servers([Accelerator.GPU])
     nodes = [replace(server, name=name, node_id=name) for name in ("gpu-1", "gpu-2")]
 

@@ -44,10 +44,6 @@ NEAREST = {
         [*[row(job("x"), 30, load_s=0.0)] * 2, row(job("z"), 50, load_s=20.0)],
         (job("x"), 20, 30),
     ),
-    "equal settings before another length": (
-        LENGTHS,
-        (job("y", parameters=SHORT, batch_size=8), 5, 10),
-    ),
     "equal settings before another, shorter length": (
         LENGTHS,
         (job("y", parameters=LONG, batch_size=8), 5, 100),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import (
@@ -26,6 +27,7 @@ from orchestrator.scheduler.deadline import anchors
 from orchestrator.scheduler.estimator import Estimate, Estimator
 from orchestrator.scheduler.scheduler import ScheduleSettings
 from orchestrator.scheduler.simulator import SimulationResult, SimulationSettings, simulate
+from orchestrator.scheduler.state import Phase
 
 START = 1000.0  # when a ``Cluster`` begins
 
@@ -175,6 +177,18 @@ def test_estimates_get_better_within_the_run() -> None:
     assert states(learning)[State.SUCCEEDED] > 0.85 * (3000 / 150) * 8
 
 
+def test_what_waits_is_added_up_by_its_newest_estimates() -> None:
+    jobs = [job(str(n), batch_size=2**n) for n in range(6)]
+    cluster = busy_cluster(*jobs, cards=1, estimates=Estimator(), work_until=START + 1e6)
+    [pool] = cluster.schedule.pools.values()
+    before = pool.pending.card_seconds
+    for _ in range(3):
+        cluster.ends(cluster.only(), took=1)
+    waiting = [record.duration for record in pool.records if record.phase is Phase.WAITING]
+    assert len(waiting) == 2 and sum(waiting) < before
+    assert pool.pending.card_seconds == pytest.approx(sum(waiting))
+
+
 def overdue(cluster: Cluster, worker_id: str, reason: str = "no progress") -> list[str]:
     return kinds(cluster.see(WorkerOverdue(at=cluster.now, worker_id=worker_id, reason=reason)))
 
@@ -290,21 +304,10 @@ def test_the_anchor_is_the_middle_batch_size_and_never_a_search() -> None:
     assert sizes(anchors(planned(*jobs)), *jobs) == [8]
 
 
-def test_a_lone_search_is_its_own_anchor() -> None:
-    assert anchors(planned(job(batch_size=MAX))) == {job(batch_size=MAX).job_id}
-
-
 def test_anchors_can_be_compared_with_each_other() -> None:
     wide = [job(precision="bf16", batch_size=size) for size in (1, 2, 4, 8, 16)]
     others = [job(precision=p, batch_size=1) for p in ("fp32", "int8", "int4")]
     assert sizes(anchors(planned(*wide, *others)), *wide, *others) == [1, 1, 1, 1]
-
-
-def test_lengths_refine_and_techniques_do_not() -> None:
-    lengths = [job(parameters=(("output_tokens", n),)) for n in (16, 64, 256)]
-    ranks = [job(model="other", parameters=(("rank", n),)) for n in (8, 64)]
-    chosen = anchors(planned(*lengths, *ranks))
-    assert chosen == {lengths[1].job_id, ranks[0].job_id, ranks[1].job_id}
 
 
 def test_what_an_anchor_needs_goes_as_early() -> None:

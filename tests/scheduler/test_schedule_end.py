@@ -135,7 +135,7 @@ def test_workers_that_die_late_do_not_trip_the_breaker() -> None:
     cluster = busy_cluster(*numbered(20), cards=4, breaker_failures=4)
     cluster.tick(3600.0)
     cluster.stopped(*list(cluster.up))
-    assert State.NOT_STARTED not in {row.state for row in cluster.rows}
+    assert {(row.state, row.final) for row in cluster.rows} == {(State.LOST, False)}
     [ranks] = {row.outcome.ranks for row in cluster.rows if row.outcome is not None}
     assert ranks[0].ended_at - ranks[0].started_at == 3600.0
     cluster.play_out()

@@ -99,29 +99,7 @@ def test_a_gang_that_loses_one_node_leaves_the_other_free() -> None:
     assert (finals["gang"].state, finals["s"].state) == (State.LOST, State.SUCCEEDED)
 
 
-def test_a_worker_that_stops_in_an_attempt_without_a_word_ends_it() -> None:
-    cluster = busy_cluster(job("a"))
-    [worker] = cluster.up
-    cluster.running.clear()
-    cluster.stopped(worker)
-    [row] = cluster.rows
-    assert (row.state, row.final) == (State.LOST, False)
-    assert "crash" in row.reason
-    cluster.play_out()
-
-
 FAULTY = Failure(FailureClass.CARD_FAULTY, "a product has 3 wrong elements")
-
-
-def test_a_card_that_computes_nonsense_is_quarantined_at_once() -> None:
-    cluster = cluster_of(job(), cards=2, card_failures=2)
-    (worker,) = cluster.starting
-    first = cluster.starting[worker].card
-    commands = cluster.stopped(worker, failure=FAULTY)
-    assert cards_of(commands) != [first]
-    cluster.play_out()
-    assert cluster.finals()["a"].state is State.SUCCEEDED
-    assert cluster.finals()["a"].attempt.cards != (first,)
 
 
 def test_a_node_on_which_half_of_the_cards_fail_is_quarantined() -> None:
