@@ -75,7 +75,7 @@ class VirtualCluster:
         self.nodes: dict[str, Node] = {}
         self._losses: list[float] = []
         self.bad: set[Card] = set()
-        self.sequence = self.events = self.commands = 0
+        self.sequence = self.events = self.commands = self.other_rows = 0
         self.workers = 0
         self.busy = self.starting = self.last_row = 0.0
         self.ran: dict[str, float] = {}  # job id -> seconds its successful attempts ran
@@ -202,6 +202,7 @@ class VirtualCluster:
             self.later(max(command.at, self.now), Tick(at=max(command.at, self.now)))
         elif isinstance(command, RecordRow):
             self.last_row = self.now
+            self.other_rows += not command.final
 
     def start(self, command: StartWorker) -> None:
         """Start a worker that comes up later, or not; none on a node lost at the same moment."""
@@ -295,6 +296,7 @@ class SimulationResult:
     rows: tuple[RecordRow, ...]  # final ones
     #: By job id: from the start of the last of its last attempt's own processes until it began.
     gathered_s: Mapping[str, float]
+    other_rows: int
     repeats: int  # rows of further measurements
 
     @property
@@ -388,5 +390,6 @@ def _result(
         faults=cluster.chance.faults,
         rows=tuple(cluster.invariants.final.values()),
         gathered_s=cluster.gathered,
+        other_rows=cluster.other_rows,
         repeats=cluster.invariants.repeats.total(),
     )
