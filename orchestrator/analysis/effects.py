@@ -22,7 +22,7 @@ from typing import TypeAlias
 from orchestrator.analysis.metrics import memory_is_known, peak_memory_bytes
 from orchestrator.analysis.rankings import work_of
 from orchestrator.analysis.ratio import Ratio, pooled, rate_of, ratio_of_rows
-from orchestrator.analysis.selection import Setting, precision_rank
+from orchestrator.analysis.selection import Setting, precision_rank, stated_parameters
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.settings import declared_of, usual_engine
@@ -55,14 +55,7 @@ class Effect:
     @property
     def label_setting(self) -> Setting:
         """The setting without values at their defaults, for labels."""
-        setting = self.setting
-        declared = declared_of(setting.workload, setting.engine or usual_engine(setting.workload))
-        parameters = tuple(
-            (name, value)
-            for name, value in setting.parameters
-            if name not in declared or scalar(declared[name].default) != value
-        )
-        return replace(setting, parameters=parameters)
+        return replace(self.setting, parameters=tuple(stated_parameters(self.setting).items()))
 
     @property
     def ratio(self) -> Ratio:
@@ -262,10 +255,12 @@ class Scaling:
     """The same job on growing numbers of cards; ``steps`` start with the base."""
 
     setting: Setting  # cards are the base's
-    precision: str
-    batch_size: str
-    base: Measurement
     steps: tuple[Step, ...]
+
+    @property
+    def base(self) -> Measurement:
+        """The row of the fewest cards."""
+        return self.steps[0].row
 
 
 def scalings_of(
@@ -281,7 +276,7 @@ def scalings_of(
             setting = without_cards(settings[row.job_id])
             groups.setdefault((setting, row.precision, *_size(row)), []).append(row)
     scalings = []
-    for (setting, precision, _, batch_size), group in groups.items():
+    for (setting, *_), group in groups.items():
         ordered = sorted(group, key=lambda row: row.cards)
         base = ordered[0]
         # Searched batch sizes may differ, and then the cards did different work.
@@ -293,13 +288,6 @@ def scalings_of(
             measured = ratio_of_rows(row, base, bounds) if row is not base else None
             speedup = measured or Ratio(value=1.0, low=1.0, high=1.0)
             steps.append(Step(row=row, speedup=speedup, ideal=row.cards / base.cards))
-        scalings.append(
-            Scaling(
-                setting=replace(setting, cards=base.cards),
-                precision=precision,
-                batch_size=batch_size,
-                base=base,
-                steps=tuple(steps),
-            )
-        )
-    return tuple(sorted(scalings, key=lambda s: (s.setting, precision_rank(s.precision))))
+        own = replace(setting, cards=base.cards)
+        scalings.append(Scaling(setting=own, steps=tuple(steps)))
+    return tuple(sorted(scalings, key=lambda s: (s.setting, precision_rank(s.base.precision))))

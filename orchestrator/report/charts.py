@@ -255,8 +255,8 @@ def scaling_figure(scalings: Sequence[Scaling], title: str) -> str:
     ideal = f"M{x.at(cards[0]):.1f} {y.at(1.0):.1f}H{x.at(cards[-1]):.1f}"
     lines = (
         (
-            f"b={one.batch_size}",
-            one.precision,
+            f"b={one.base.batch_size_requested}",
+            one.base.precision,
             [(x.at(step.row.cards), y.at(step.efficiency)) for step in one.steps],
             "",
         )
@@ -337,17 +337,13 @@ def effects_chart(effects: Sequence[Effect], title: str) -> str:
     for effect, names in zip(effects, labels, strict=True):
         ratio, middle = effect.ratio, foot + 6
         kind = ("gain" if ratio.value > 1 else "loss") if ratio.decided else "unsure"
-        written = f"{ratio.side} {units.times(ratio.value)}".lstrip()
-        ends = (ratio.value, ratio.value)
-        if ratio.low is not None and ratio.high is not None:
-            ends = (ratio.low, ratio.high)
-            written += f", {units.times(ratio.low)} to {units.times(ratio.high)}"
-        low, value, end = (start + scale * place(v) for v in (ends[0], ratio.value, ends[1]))
+        ends = (ratio.low or ratio.value, ratio.value, ratio.high or ratio.value)
+        low, value, end = (start + scale * place(v) for v in ends)
         parts += [
             *(text_at(0, middle + 4 + line * n, name) for n, name in enumerate(names)),
             f'<path class="{kind}" d="M{low:.1f} {middle}H{end:.1f}"/>',
             f'<circle class="{kind}" cx="{value:.1f}" cy="{middle}" r="3.6"/>',
-            text_at(start + 100 * scale + 12, middle + 4, written, "ink"),
+            text_at(start + 100 * scale + 12, middle + 4, wording.ratio(ratio), "ink"),
         ]
         foot += 9 + line * len(names)
     parts.insert(0, f'<path class="ideal" d="M{start + 50 * scale} 0V{foot}"/>')

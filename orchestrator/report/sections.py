@@ -121,15 +121,6 @@ def _failing_cards(summary: Summary) -> Section:
     )
 
 
-def _ratio(ratio: Ratio, *, tie: bool = False) -> str:
-    """Format as ``1.52× (1.40× to 1.65×)``, ``at least 1.52× (…)``; a ``~`` marks a tie."""
-    value = f"{ratio.side} {units.times(ratio.value)}".lstrip()
-    if ratio.low is None:
-        return value
-    mark = " ~" if tie and not ratio.decided else ""
-    return f"{value} ({units.times(ratio.low)} to {units.times(ratio.high)}){mark}"
-
-
 def _head_to_head(summary: Summary, place: int, one: HeadToHead) -> Section:
     """Return a comparison of accelerators or engines, a column for each."""
 
@@ -137,11 +128,11 @@ def _head_to_head(summary: Summary, place: int, one: HeadToHead) -> Section:
         if row is None:
             return units.MISSING
         figure = wording.figure(row, at_least=summary.at_least(row))
-        return figure if ratio is None else f"{figure}, {_ratio(ratio, tie=True)}"
+        return figure if ratio is None else f"{figure}, {wording.ratio(ratio, tie=True)}"
 
     rows = [(line.label, *map(cell, line.rows, line.ratios)) for line in one.lines]
     if len(one.lines) > 1:
-        means = ("1×" if mean is None else _ratio(mean, tie=True) for mean in one.overall)
+        means = ("1×" if mean is None else wording.ratio(mean, tie=True) for mean in one.overall)
         rows.append(("all together", *means))
     note = f"{one.unit}, and times {one.sides[0]}'s with its interval. ~ tied."
     if one.left_out:
@@ -175,7 +166,7 @@ def _effects(summary: Summary) -> Section:
                 f"{effect.name.replace('_', ' ')}: {change}",
                 f"{effect.setting.model}, {effect.setting.where}, b={','.join(sizes)}"
                 + (f" · {about}" if about else ""),
-                Cell(text=_ratio(effect.ratio) + tie, notes=(by_batch,) * (len(sizes) > 1)),
+                Cell(text=wording.ratio(effect.ratio) + tie, notes=(by_batch,) * (len(sizes) > 1)),
                 units.times(effect.token_ratio),
                 units.times(effect.memory_ratio),
             )
@@ -451,18 +442,15 @@ def _cut(lines: Sequence[object]) -> str:
 def _scaling(summary: Summary) -> Section:
     rows = []
     for one in summary.scalings:
-        base = one.base.metrics
-        job = (
-            f"{one.setting.model} {one.precision} b={one.batch_size} on {one.setting.accelerator}"
-            + (", emulated" if one.setting.emulated else "")
-        )
-        rate = f"{units.number(base.throughput)} {base.throughput_unit}"
-        note = f"{units.plural(one.base.cards, 'card')}: {rate}"
+        base, metrics = one.base, one.base.metrics
+        job = f"{base.model} {base.precision} b={base.batch_size_requested} on {base.accelerator}"
+        rate = f"{units.number(metrics.throughput)} {metrics.throughput_unit}"
+        note = f"{units.plural(base.cards, 'card')}: {rate}"
         rows += [
             (
-                Cell(text=job, notes=(one.setting.device, note)),
+                Cell(text=job + ", emulated" * base.emulated, notes=(one.setting.device, note)),
                 f"{step.row.cards}",
-                _ratio(step.speedup),
+                wording.ratio(step.speedup),
                 f"{step.speedup.side} {units.percent(step.efficiency, 3)}".lstrip(),
             )
             for step in one.steps[1:]

@@ -12,6 +12,7 @@ from orchestrator.analysis.metrics import (
     quality_note,
 )
 from orchestrator.analysis.rankings import HeadToHead, Leader, Ranking, Verdict
+from orchestrator.analysis.ratio import Ratio
 from orchestrator.analysis.selection import precision_rank
 from orchestrator.analysis.summary import STATES, Summary, without_rule
 from orchestrator.analysis.tables import Table
@@ -73,6 +74,15 @@ def figure(row: Measurement, *, at_least: bool = False) -> str:
     if row.metrics.repeats or row.metrics.throughput is None:
         return f"{bound}{units.number(row.metrics.throughput)}"
     return f"({bound}{units.number(row.metrics.throughput, 2)})"
+
+
+def ratio(ratio: Ratio, *, tie: bool = False) -> str:
+    """Format as ``1.52× (1.40× to 1.65×)``, ``at least 1.52× (…)``; a ``~`` marks a tie."""
+    value = f"{ratio.side} {units.times(ratio.value)}".lstrip()
+    if ratio.low is None:
+        return value
+    mark = " ~" if tie and not ratio.decided else ""
+    return f"{value} ({units.times(ratio.low)} to {units.times(ratio.high)}){mark}"
 
 
 def standing(ranking: Ranking, name: Callable[[Measurement], str]) -> str:
