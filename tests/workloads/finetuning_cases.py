@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import generation_cases
@@ -101,14 +102,7 @@ def training_of(model: Any, optimizer: str = "AdamW", rate: float = 1e-2) -> Tra
 
     from workloads.devices import device_for
     from workloads.registry import TASKS
-    from workloads.training.losses import next_token_loss
     from workloads.training.technique import Training
-
-    def update() -> None:
-        for act in training.before_update:
-            act()
-        training.optimizer.step()
-        training.optimizer.zero_grad()
 
     training = Training(
         device=device_for("cpu"),
@@ -118,11 +112,8 @@ def training_of(model: Any, optimizer: str = "AdamW", rate: float = 1e-2) -> Tra
         precision="fp32",
         model=model,
         learning_rate=rate,
-        make_optimizer=lambda parameters: getattr(torch.optim, optimizer)(parameters, lr=rate),
-        loss=next_token_loss,
-        backward=lambda loss: loss.backward(),
-        update=update,
     )
+    training.make_optimizer = partial(getattr(torch.optim, optimizer), lr=rate)
     training.optimizer = training.make_optimizer(training.trainable())
     return training
 

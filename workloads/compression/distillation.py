@@ -283,7 +283,6 @@ class Distillation(Technique):
     name: ClassVar[str] = "distillation"
     title: ClassVar[str] = "distillation"
     order: ClassVar[int] = 45  # the student is what all that follow see; after padding
-    always: ClassVar[bool] = True  # method distill alone is refused
     needs: ClassVar[tuple[str, ...]] = ("aligned",)
     beside: ClassVar[Any] = dict.fromkeys(
         (
@@ -368,20 +367,25 @@ class Distillation(Technique):
         "computed.",
     )
 
-    _taught: Taught | None = None  # the teacher of the model that this job trains, once loaded
+    _taught: Taught  # the teacher of the model that this job trains, once loaded
+
+    def declared_refusals(self, job: JobDescription) -> Iterator[Refusal]:
+        yield from super().declared_refusals(job)
+        # Here, since the method alone does not make this technique act.
+        there = self.teacher or self.student_layers or self.student_hidden
+        if method_name(job.parameters) == _METHOD and not there:
+            yield Refusal(
+                setting="method",
+                reason="the teacher would be the student: nothing says how they differ",
+                hint="name a teacher, or set student_layers or student_hidden",
+            )
 
     def refusals(self, job: JobDescription) -> Iterable[Refusal]:
         if method_name(job.parameters) != _METHOD:
             return
         sizes = ("student_layers", "student_hidden")
         made = [name for name in sizes if getattr(self, name) is not None]
-        if self.teacher is None and not made:
-            yield Refusal(
-                setting="method",
-                reason="the teacher would be the student: nothing says how they differ",
-                hint="name a teacher, or set student_layers or student_hidden",
-            )
-        elif self.teacher == job.model:
+        if self.teacher == job.model:
             yield Refusal(
                 setting="teacher",
                 reason=f"{self.teacher} is the student as well",
@@ -455,10 +459,9 @@ class Distillation(Technique):
         yield Refusal(setting="teacher_logits", reason=reason, hint=f"write {hint}")
 
     def before_load(self, loading: Loading) -> None:
-        if loading.method == _METHOD:
-            loading.changes.append(
-                lambda model, tokenizer, task: self._meet(model, tokenizer, task, loading)
-            )
+        loading.changes.append(
+            lambda model, tokenizer, task: self._meet(model, tokenizer, task, loading)
+        )
 
     def _meet(self, model: Any, tokenizer: Any, task: Any, loading: Loading) -> Any:
         if self.teacher is None:
@@ -487,9 +490,9 @@ class Distillation(Technique):
         return model
 
     def on_data(self, data: DataPlan) -> None:
-        taught = self._taught
-        if self.teacher_logits != "kept" or taught is None:
+        if self.teacher_logits != "kept":
             return
+        taught = self._taught
         arrange, collate = data.arrange, data.collate
 
         def arranged(samples: Sequence[Any], size: int) -> list[list[int]]:
@@ -509,8 +512,6 @@ class Distillation(Technique):
 
     def on_model(self, training: Training) -> None:
         taught = self._taught
-        if taught is None:
-            return
         taught.training = training
         alpha = USUAL_ALPHA if self.distillation_alpha is None else self.distillation_alpha
         temperature = USUAL_TEMPERATURE if self.temperature is None else self.temperature
@@ -531,7 +532,7 @@ class Distillation(Technique):
         self, training: Training, rehearse: Callable[[int], set[tuple[int, ...]]]
     ) -> None:
         taught = self._taught
-        if taught is None or training.held_out_loss is None:
+        if training.held_out_loss is None:
             return
 
         def of_teacher(inputs: Inputs, _: torch.Tensor, positions: Any) -> torch.Tensor:
@@ -544,8 +545,6 @@ class Distillation(Technique):
 
     def after_step(self, training: Training, step: int) -> None:
         taught = self._taught
-        if taught is None:
-            return
         if taught.ends:  # the first step's beginning is unknown
             taught.counted += taught.stamps
         taught.stamps.clear()
@@ -553,8 +552,6 @@ class Distillation(Technique):
 
     def after_steps(self, training: Training) -> None:
         taught = self._taught
-        if taught is None:
-            return
         device, ends = training.device, taught.ends
         device.synchronize()
         whole = device.seconds_in([(ends[0], ends[-1])] if len(ends) > 1 else [])

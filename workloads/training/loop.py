@@ -240,7 +240,6 @@ class _TrainingJob:
             device=device,
             model_arguments=methods.loading_arguments(method, request.precision, device),
             tokenizer_arguments={},
-            method=method,
             fresh=request.parameters.get("initial_weights") == "fresh",
             details=self.details,
             ending=self.ending,
@@ -261,17 +260,8 @@ class _TrainingJob:
     def _training(
         self, base: BaseModel, applied: methods.Applied, data: DataPlan, source: ReadSamples
     ) -> Training:
-        import torch
-
         request, context, method = self.request, self.context, self.method
         rate = methods.learning_rate(method)
-
-        def update() -> None:
-            for act in training.before_update:
-                act()
-            training.optimizer.step()
-            training.optimizer.zero_grad(set_to_none=True)
-
         training = Training(
             device=context.device,
             task=base.task,
@@ -283,10 +273,6 @@ class _TrainingJob:
             precision=request.precision,
             model=applied.model,
             learning_rate=rate,
-            make_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=rate),
-            loss=base.task.function("loss"),
-            backward=lambda loss: loss.backward(),
-            update=update,
             steps=request.measure.warmup + method.steps,
             least_steps=request.measure.warmup + min(request.measure.min_repeats, method.steps),
             enter_phase=context.enter_phase,

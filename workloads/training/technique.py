@@ -41,7 +41,6 @@ class Loading:
     checks: list[Callable[[Any, Any], object]] = field(default_factory=list)
     #: Model as loaded, tokenizer, task -> model to train.
     changes: list[Callable[[Any, Any, TaskSpec], Any]] = field(default_factory=list)
-    method: str = ""  # of fine-tuning
     source: Any = None  # ModelSource, once it is open
     fresh: bool = False  # draw weights instead of loading them
     details: dict[str, str] = field(default_factory=dict)  # for the row
@@ -161,7 +160,8 @@ class Training:
     precision: str
     model: Any
     learning_rate: float
-    make_optimizer: Callable[[Sequence[torch.nn.Parameter]], Any]  # trainable parameters -> it
+    #: Trainable parameters -> optimizer; set by the technique of optimizers.
+    make_optimizer: Callable[[Sequence[torch.nn.Parameter]], Any] = field(init=False)
     optimizer: Any = None  # from ``on_optimizer`` on
     #: Entered around every forward pass, in this order (autocast).
     around_forward: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
@@ -175,12 +175,15 @@ class Training:
     #: Labels [rows, positions] -> positions whose logits are needed; None: all.
     positions: Callable[[torch.Tensor], torch.Tensor | None] = lambda labels: None
     #: Logits, labels, positions of the logits (None: all) -> summed loss.
-    loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+    loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] = field(
+        init=False
+    )
     objective: Objective | None = None  # loss to learn from; None: the task's ``loss``
-    backward: Callable[[torch.Tensor], None]  # adds a micro-batch's gradients, given its loss
+    #: Adds a micro-batch's gradients, given its loss.
+    backward: Callable[[torch.Tensor], None] = lambda loss: loss.backward()
     #: Called once all unscaled gradients of a step are there, before ``update``.
     before_update: list[Callable[[], None]] = field(default_factory=list)
-    update: Callable[[], None]  # applies the gradients and clears them
+    update: Callable[[], None] = field(init=False)  # applies the gradients and clears them
     steps: int = 1  # optimizer steps of the job, warm-up included
     least_steps: int = 1  # fewest that an attempt takes itself: warm-up and timed ones
     max_gradient_norm: float | None = None  # to which gradients are clipped
@@ -220,6 +223,16 @@ class Training:
     #: until read.
     losses: list[Sequence[Any]] = field(default_factory=list)
     random_state: dict[str, Any] | None = None  # before this attempt's first step; None: seed's
+
+    def __post_init__(self) -> None:
+        self.loss = self.task.function("loss")
+        self.update = self._update
+
+    def _update(self) -> None:
+        for act in self.before_update:
+            act()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
 
     @property
     def called(self) -> Any:
