@@ -46,7 +46,8 @@ _TOGETHER = 4
 
 @dataclass(slots=True, kw_only=True)
 class LocalCluster(RayCluster):
-    """A cluster on the loopback interface, with a token. Its first node is its head."""
+    """A cluster on the loopback interface, with a token. Its first node is its head, too: a head of
+    its own would cost three more processes and run nothing."""
 
     directory: Path
     ray_cluster: Any  # ray.cluster_utils.Cluster
@@ -71,19 +72,19 @@ class LocalCluster(RayCluster):
         self.add_ray_node(node.name, **{**arguments, **request, "resources": resources})
 
     def add_ray_node(self, name: str, **arguments: Any) -> None:
-        """Start a node with these Ray arguments; the first one is the head."""
-        sockets = {}
+        """Start a node with these Ray arguments."""
         if self.ray_nodes:  # Ray's own choice of names collides in parallel starts
             directory = Path(self.ray_cluster.head_node.get_sockets_dir_path())
             key = os.urandom(4).hex()
-            sockets["plasma_store_socket_name"] = str(directory / f"store-{key}")
-            sockets["raylet_socket_name"] = str(directory / f"node-{key}")
+            arguments["plasma_store_socket_name"] = str(directory / f"store-{key}")
+            arguments["raylet_socket_name"] = str(directory / f"node-{key}")
+        else:  # no run needs what else a head has
+            arguments |= {"include_log_monitor": False, "no_monitor": True}
         started = self.ray_cluster.add_node(
             node_name=name,
             node_ip_address=LOOPBACK,
             object_store_memory=OBJECT_STORE_BYTES,
             dashboard_agent_listen_port=0,  # any; Ray's own choice is the same for all heads
-            **sockets,
             **arguments,
         )
         self.ray_nodes[name] = started
@@ -107,16 +108,9 @@ def emulate(nodes: Sequence[Node]) -> Iterator[LocalCluster]:
     configured_threads()  # a bad one is reported before anything starts
     with _empty_cluster() as cluster:
         try:
-            # The head has no cards and runs no jobs, so it needs no dashboard.
-            cluster.add_ray_node(
-                "head",
-                **_without_cards(),
-                include_dashboard=False,
-                include_log_monitor=False,
-                no_monitor=True,
-            )
+            cluster.add(nodes[0])
             with ThreadPoolExecutor(_TOGETHER) as threads:
-                list(threads.map(cluster.add, nodes))
+                list(threads.map(cluster.add, nodes[1:]))
         except Exception as error:  # Ray has many, none of them a TimeoutError
             raise ClusterError(f"cannot start a Ray cluster here: {error}") from error
         try:
@@ -150,6 +144,8 @@ def _empty_cluster() -> Iterator[LocalCluster]:
         stack.enter_context(
             _wrapped("ConsolePopen", lambda start: functools.partial(start, start_new_session=True))
         )
+        # Without its dashboard Ray would start the process all the same, to report usage.
+        stack.enter_context(_wrapped("start_api_server", lambda _: lambda *_, **__: (None, None)))
         # Ray would set a handler of SIGTERM of its own; the guard ends what a killed driver leaves.
         ray_cluster = Cluster(shutdown_at_exit=False)
         cluster = LocalCluster(address="", directory=directory.path, ray_cluster=ray_cluster)
@@ -179,8 +175,6 @@ def _environment(directory: Path) -> dict[str, str | None]:
     return {
         **token,
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray reports that usage reports are disabled: to nobody.
-        "RAY_USAGE_STATS_REPORT_URL": f"http://{LOOPBACK}:9/",
         **WORKER_VARIABLES,
         # Otherwise nodes without CPUs end the processes of tasks after a second, and each job would
         # start one.

@@ -50,7 +50,7 @@ def examined(bench, shared):
             examine=examine,
             packages=("csv", "nightgrid_none"),
             shared_dir=str(shared),
-            expected_nodes=6,
+            expected_nodes=5,
             timeout_s=TIMEOUT_S,
         ).of(cluster)
     finally:
@@ -68,8 +68,8 @@ def test_every_node_says_what_it_has(examined: ClusterFacts) -> None:
     assert cards["hpu-1"] == {Accelerator.HPU: 4}
     assert cards["gpu-1"] == {Accelerator.GPU: 2}
     assert cards["cpu-1"] == {Accelerator.CPU: 1}
-    assert cards["head"] == {}
-    assert [node.name for node in examined.nodes if node.head] == ["head"]
+    assert cards["frozen"] == {}
+    assert [node.name for node in examined.nodes if node.head] == ["hpu-1"]
     assert examined.token  # a process without one was refused
     node = named(examined, "hpu-1")
     assert node.emulated and node.probe is not None and node.clock is not None
@@ -98,7 +98,7 @@ def test_cards_that_somebody_holds_are_not_free(examined: ClusterFacts) -> None:
 
 def test_nodes_that_lack_a_package_are_named(examined: ClusterFacts) -> None:
     found = {f.where: f.message for f in judge(examined) if f.check == "imports"}
-    assert found.keys() == {"head", "hpu-1", "gpu-1", "cpu-1"}
+    assert found.keys() == {"hpu-1", "gpu-1", "cpu-1"}
     assert "nightgrid_none does not import: ModuleNotFoundError" in found["hpu-1"]
 
 
@@ -108,13 +108,13 @@ def test_a_frozen_node_is_a_finding_and_not_a_hang(examined: ClusterFacts) -> No
     assert [(f.where, f.level) for f in silent] == [("frozen", Level.ERROR)]
     assert exit_code(found) == CLUSTER_UNFIT
     told = "\n".join([*summary_lines(examined), *finding_lines(found)])
-    assert "ERROR   frozen: it" in told and "hpu-1, 4 HPU" in told
-    assert "6 expected nodes" in told  # it has five
+    assert "ERROR   frozen: it" in told and "hpu-1 (head), 4 HPU" in told
+    assert "5 expected nodes" in told  # it has four
 
 
 def test_the_shared_directory_is_found_shared_and_left_clean(examined, shared) -> None:
     answered = [node.probe for node in examined.nodes if node.probe is not None]
-    assert len(answered) == 4
+    assert len(answered) == 3
     assert all(
         probe.shared and probe.shared.readable and probe.shared.written for probe in answered
     )
