@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,6 @@ from orchestrator.analysis.replicates import join
 from orchestrator.analysis.selection import settings_of
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
-from orchestrator.core.status import RunStatus
 from orchestrator.store.store import Store
 from orchestrator.worker.orphans import (
     Owner,
@@ -32,62 +32,29 @@ from orchestrator.worker.orphans import (
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-HEAD = """\
+GRID = """\
 name: mixed
 defaults:
   model: tiny-chatglm3
   dataset: advertisegen-synthetic
   workload: text-generation
+  accelerator: HPU
   precision: fp32
   prompts: 4
+  output_tokens: 24
+  ignore_eos: true
 measure: {warmup: 1, min_repeats: 2, max_repeats: 2, time_limit_s: 5}
 experiments:
-"""
-MIXED = (
-    HEAD
-    + """\
   - name: gangs
-    accelerator: HPU
-    output_tokens: 24
-    ignore_eos: true
-    axes:
-      cards: [1, 2]
-  - name: other
-    accelerator: GPU
-    output_tokens: 24
-    ignore_eos: true
-    axes:
-      batch_size: [1, 2]
+    axes: {cards: [1, 2]}
+  - name: shorter
+    output_tokens: 16
+    axes: {batch_size: [1, 2]}
   - name: twice
-    accelerator: HPU
-    output_tokens: 24
-    ignore_eos: true
     batch_size: 2
     replicates: 2
 """
-)
-LONG = (
-    HEAD
-    + """\
-  - name: long
-    accelerator: HPU
-    output_tokens: 3000
-    ignore_eos: true
-    axes:
-      batch_size: [1, 2, 4, 8]
-"""
-)
-
-
-class Run:
-    def __init__(self, directory: Path, *options: str, **variables: str) -> None:
-        self.process = started("run", "grid.yaml", *options, cwd=directory, **variables)
-        self.output = ""
-
-    def finish(self) -> int:
-        assert self.process.stdout is not None
-        self.output = self.process.stdout.read()
-        return self.process.wait(patience(60))
+OPTIONS = ("grid.yaml", "--emulate", "1x5:HPU")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +64,8 @@ class Night:
 
     directory: Path
     interrupted: set[str]  # the attempts that were running when the driver was killed
-    run: Run
+    output: str
+    process: subprocess.Popen[str]
     notices: list[dict[str, Any]]
     proxied: list[str]  # requests that came to the proxy of its environment
 
@@ -118,43 +86,47 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> Night:
 
 
 def whole_night(directory: Path, variables: dict[str, str]) -> Night:
-    """Two kinds of cards, jobs of one and of two of them, a driver that dies at work, and one
-    whose control store dies while it works."""
-    (directory / "grid.yaml").write_text(MIXED)
+    """Jobs of one card and of two, a driver that dies at work, and one whose control store dies
+    while it works."""
+    (directory / "grid.yaml").write_text(GRID)
     keep = 'sh -c "cat >> notices; echo >> notices"'
     # Jobs that have begun take turns on the cores. Ray ends nodes a minute after their control
     # store, which on a busy machine is before the last job's turn.
     variables = variables | {"RAY_gcs_rpc_server_reconnect_timeout_s": "300"}
-    run = Run(directory, "--emulate", "1x5:HPU,1x1:GPU", "--notify", keep, **variables)
+    process = started("run", *OPTIONS, "--notify", keep, cwd=directory, **variables)
     place = directory / "results" / "mixed"
-    first = at_work(run, place, attempts=2)
-    for process in psutil.Process(first).children(recursive=True):
-        if "orchestrator.worker.orphans" in process.cmdline():
-            process.kill()  # else it would have cleared up before the next driver
+    first = at_work(process, place, attempts=2)
+    for child in psutil.Process(first).children(recursive=True):
+        if "orchestrator.worker.orphans" in child.cmdline():
+            child.kill()  # else it would have cleared up before the next driver
     os.kill(first, signal.SIGKILL)
     noted = (place / "begun.log").read_bytes()  # the next driver starts two seconds later
-    at_work(run, place, attempts=6, noted=noted)  # the last one
+    at_work(process, place, attempts=6, noted=noted)  # the last one
     (store,) = [
-        process
-        for process in psutil.Process(run.process.pid).children(recursive=True)
-        if process.name() == "gcs_server" and process.status() != psutil.STATUS_ZOMBIE
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if child.name() == "gcs_server" and child.status() != psutil.STATUS_ZOMBIE
     ]
     store.kill()
-    assert run.finish() == 0, run.output
+    output, _ = process.communicate(timeout=patience(240))
+    assert process.returncode == 0, output
     return Night(
         directory=directory,
-        interrupted=set(re.findall(r"attempt (\S+) was running then: LOST", run.output)),
-        run=run,
+        interrupted=set(re.findall(r"attempt (\S+) was running then: LOST", output)),
+        output=output,
+        process=process,
         notices=[json.loads(line) for line in (directory / "notices").read_text().splitlines()],
         proxied=[],
     )
 
 
-def at_work(run: Run, place: Path, *, attempts: int, noted: bytes = b"") -> int:
+def at_work(
+    process: subprocess.Popen[str], place: Path, *, attempts: int, noted: bytes = b""
+) -> int:
     before, begun = set(noted.splitlines()), set[bytes]()  # a line goes when its attempt ends
 
     def enough() -> bool:
-        assert run.process.poll() is None
+        assert process.poll() is None
         with contextlib.suppress(OSError):
             begun.update(set((place / "begun.log").read_bytes().splitlines()) - before)
         return len(begun) >= attempts
@@ -164,12 +136,12 @@ def at_work(run: Run, place: Path, *, attempts: int, noted: bytes = b"") -> int:
 
 
 def test_a_run_goes_on_by_itself_after_its_driver_was_killed(night: Night) -> None:
-    assert "the driver was killed by SIGKILL" in night.run.output
-    assert "taken over from a driver that died: process" in night.run.output
+    assert "the driver was killed by SIGKILL" in night.output
+    assert "taken over from a driver that died: process" in night.output
     lost = [row for row in night.rows if row.state is State.LOST]
     assert len(night.interrupted) >= 2
     reasons = [f"{row.attempt_id}: {row.reason}" for row in lost]
-    assert {row.attempt_id for row in lost} == night.interrupted, [*reasons, night.run.output]
+    assert {row.attempt_id for row in lost} == night.interrupted, [*reasons, night.output]
     assert not any(row.final for row in lost)
     assert all("died while it ran" in row.reason for row in lost)
     others = [row for row in night.rows if row.state is not State.LOST]
@@ -183,26 +155,24 @@ def test_a_run_goes_on_by_itself_after_its_driver_was_killed(night: Night) -> No
 
 
 def test_a_night_behind_a_proxy_asks_it_for_nothing_of_its_own(night: Night) -> None:
-    """Only Ray asks whether it runs in a cloud; its report of usage, sent even if disabled, is
-    kept from leaving."""
+    """Only Ray asks whether it runs in a cloud; its report of usage is never sent."""
     others = [url for url in night.proxied if "/metadata" not in url and "/meta-data" not in url]
     assert [url for url in others if "computeMetadata" not in url] == []
 
 
 def test_a_run_goes_on_without_a_control_store(night: Night) -> None:
-    told = [line for line in night.run.output.splitlines() if "what runs goes on" in line]
+    told = [line for line in night.output.splitlines() if "what runs goes on" in line]
     assert len(told) <= 1 and all("control store has not answered" in line for line in told)
     assert commands_naming(str(night.directory)) == []
-    assert not list(Path("/tmp").glob(f"ng-{night.run.process.pid}-*"))
+    assert not list(Path("/tmp").glob(f"ng-{night.process.pid}-*"))
 
 
-def test_a_mixed_grid_with_a_gang_runs_on_emulated_nodes(night: Night) -> None:
-    assert "\x1b" not in night.run.output  # a log, not a terminal
+def test_jobs_and_a_gang_run_on_an_emulated_node(night: Night) -> None:
+    assert "\x1b" not in night.output  # a log, not a terminal
     rows = [row for row in night.rows if row.final]
     (gang,) = [row for row in rows if row.cards == 2]
     assert gang.card_indices in ((0, 1), (2, 3)) and {rank for rank, _ in gang.samples} == {0, 1}
-    assert {row.nodes for row in rows if row.accelerator == "GPU"} == {("gpu-1",)}
-    assert {row.nodes for row in rows if row.accelerator == "HPU"} == {("hpu-1",)}
+    assert {row.nodes for row in rows} == {("hpu-1",)}
     assert {row.niceness for row in rows} == {os.getpriority(os.PRIO_PROCESS, 0)}
     assert all(row.emulated and row.worker_pid for row in rows)
     servers = (night.store.path / "logs").glob("spawner-*.log")
@@ -217,44 +187,14 @@ def test_replicates_run_in_processes_of_their_own(night: Night) -> None:
     assert cell.row.metrics.processes == 2 and cell.row.metrics.throughput_low is not None
 
 
-def test_a_run_that_has_everything_starts_nothing(night: Night) -> None:
-    before = night.rows
-    again = Run(night.directory, "--emulate", "1x5:HPU,1x1:GPU")
-    assert again.finish() == 0
-    assert "0 run, 6 reuse" in again.output and "starting" not in again.output
-    assert night.rows == before
-
-
-def test_interrupts_end_a_run_in_order_and_leave_nothing_behind(
-    tmp_path: Path, nightgrid: Nightgrid, monkeypatch: pytest.MonkeyPatch
+def test_a_run_that_has_everything_starts_nothing(
+    night: Night, nightgrid: Nightgrid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Signals reach the whole process group, SIGTERM as `timeout` sends it: the first keeps the
-    cluster alive and what runs, the second stops that too. Every job has a row, and is run again
-    the next time."""
-    (tmp_path / "grid.yaml").write_text(LONG)
-    run = Run(tmp_path, "--emulate", "1x2:HPU", "--run", "stopped", "--no-restart")
-    status = tmp_path / "results/stopped/status.json"
-
-    def running() -> bool:
-        assert run.process.poll() is None
-        now = RunStatus.from_json(status.read_text()) if status.exists() else None
-        return now is not None and now.running == 2 and any(c.phase != "queued" for c in now.cards)
-
-    assert until(running, 120)
-    os.killpg(run.process.pid, signal.SIGTERM)
-    time.sleep(2)
-    assert run.process.poll() is None  # what runs may end
-    os.killpg(run.process.pid, signal.SIGINT)
-    assert run.finish() == 10, run.output
-    rows = Store.existing(tmp_path / "results", "stopped").measurements()
-    # The second may still have waited for a processor, and then nothing of it ran.
-    states = sorted(row.state for row in rows if row.final)
-    lost = states.count(State.LOST)
-    assert lost in (1, 2) and states == [State.LOST] * lost + [State.NOT_STARTED] * (4 - lost)
-    assert commands_naming(str(tmp_path)) == []
-    monkeypatch.chdir(tmp_path)
-    plan = nightgrid(*["plan", "grid.yaml", "--emulate", "1x2:HPU", "--run", "stopped"])
-    assert "4 run, 0 reuse, 0 skip" in plan.out
+    before = night.rows
+    monkeypatch.chdir(night.directory)
+    again = nightgrid("run", *OPTIONS).all
+    assert "0 run, 6 reuse" in again and "starting" not in again
+    assert night.rows == before
 
 
 def test_nothing_that_dead_drivers_started_lives_on(night: Night) -> None:
