@@ -6,7 +6,6 @@ corpus without torch; anything unavailable to the plan is checked when the job e
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +17,9 @@ from workloads.data.shapes import text_of
 from workloads.engines import trains_by_library
 from workloads.finetuning import TRAINED_IN, half_weights
 from workloads.inspection.checkpoints import UnusableFile, read_object, weight_files
+from workloads.inspection.tokenizers import fast_tokenizer
 from workloads.models.catalog import MADE, find_model, known_config, usable_positions
+from workloads.models.embedded import FILES
 from workloads.registry import WorkChange, WorkloadSpec
 from workloads.settings import work
 from workloads.training.methods import TrainingParameters
@@ -142,8 +143,8 @@ def _tokens(
     model: str, dataset: str, reading: Reading, wanted: int, _changed_at_ns: int
 ) -> int | None:
     """Number of tokens of a corpus, counted up to ``wanted``; None without a tokenizer."""
-    tokenizer = _tokenizer(model)
-    if tokenizer is None:
+    directory = FILES / model if model in MADE else _files(model)[0]
+    if directory is None or (tokenizer := fast_tokenizer(directory)) is None:
         return None
     tokens = 0
     for example in load_examples(dataset, reading):
@@ -151,22 +152,6 @@ def _tokens(
             break
         tokens += len(tokenizer.encode(text_of(example)).ids)
     return tokens
-
-
-def _tokenizer(model: str) -> Any:
-    """Load a model's tokenizer in Rust; None if its file is not here."""
-    if model in MADE:
-        make = getattr(importlib.import_module(MADE[model]), "tokenizer", None)
-        return make() if make is not None else None
-    directory, _ = _files(model)
-    if directory is None or not (directory / "tokenizer.json").is_file():
-        return None
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_file(str(directory / "tokenizer.json"))
-    except Exception:  # the library raises no other class
-        return None
 
 
 TASKS = ("masked-lm",)

@@ -42,6 +42,16 @@ def has_tokenizer(directory: Path) -> bool:
     return any((directory / name).is_file() for name in _BEGINNINGS if name != "merges.txt")
 
 
+def fast_tokenizer(directory: Path) -> Any:
+    """Load a directory's tokenizer.json without transformers; None if there is none, or no such."""
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(directory / "tokenizer.json"))
+    except Exception:  # the library raises no other class
+        return None
+
+
 def objections(directory: Path, rows: int | None) -> Iterator[Objection]:
     """Objections to tokenizer files; ``rows`` is the embedding's number of rows, if known."""
     unusable = [one for name in _BEGINNINGS for one in _beginning(directory / name)]

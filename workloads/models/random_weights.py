@@ -16,12 +16,13 @@ from typing import Any
 from workloads.base import DataMissing
 from workloads.inspection.checkpoints import read_config, side_files
 from workloads.inspection.tokenizers import has_tokenizer
+from workloads.models.embedded import copy_files
 
 PREFIX = "random:"
 #: Published configurations, with the byte tokenizer's special tokens.
 DIRECTORY = Path(__file__).with_name("architectures")
 #: Increment when the directories change: part of the cache's key.
-RECIPE = 1
+RECIPE = 2
 
 
 def architectures() -> tuple[str, ...]:
@@ -56,24 +57,10 @@ def build(source: Path, directory: Path) -> None:
     into an empty directory; no weights."""
     for file in side_files(source):
         shutil.copyfile(file, directory / file.name)
+    if not has_tokenizer(source):
+        copy_files("tiny-bytes", directory)
     config = {**read_config(source), "random_weights": True}
     (directory / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-    if has_tokenizer(source):
-        return
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    special = ("<pad>", "<s>", "</s>")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: number for number, token in enumerate([*special, *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
-    pad, begin, end = special
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=pad, bos_token=begin, eos_token=end
-    ).save_pretrained(directory)
 
 
 def make(loader: Any, config: Any, seed: int = 0, **arguments: Any) -> Any:

@@ -1,12 +1,19 @@
-"""Embedded models: random weights, bit-identical on all machines and numpy versions."""
+"""Embedded models: random weights, bit-identical on all machines and numpy versions.
+
+Configurations and tokenizers lie in a directory of the model's name beside this file.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import re
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from workloads.inspection.families import needed
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +45,30 @@ def draw_weights(
         else:
             tensors[name] = torch.zeros(shape)
     return tensors
+
+
+#: Directory of these models' files.
+FILES = Path(__file__).parent
+
+
+def read_file(model: str, name: str = "config.json") -> dict[str, Any]:
+    """Return a JSON file of a model that has its files here."""
+    return dict(json.loads((FILES / model / name).read_text(encoding="utf-8")))
+
+
+def copy_files(name: str, directory: Path) -> None:
+    """Copy a model's configurations and tokenizer into a directory."""
+    for file in (FILES / name).glob("*.json"):
+        shutil.copyfile(file, directory / file.name)
+
+
+def shapes_of(config: Mapping[str, Any], *parts: str) -> dict[str, tuple[int, ...]]:
+    """Return the names and shapes of a model's tensors in the order in which they are drawn: by
+    ``parts``, which are patterns of names. Of names that share a tensor, they have only one."""
+    described = needed(config)
+    assert described is not None
+    shapes = described.shapes.items()
+    return {name: shape for part in parts for name, shape in shapes if re.match(part, name)}
 
 
 def tokenizer_settings(max_length: int, **others: Any) -> dict[str, Any]:

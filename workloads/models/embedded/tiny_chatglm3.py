@@ -120,25 +120,16 @@ def weights() -> dict[str, torch.Tensor]:
         return 1.0 if name == "model.embed_tokens.weight" else 1 / math.sqrt(shape[1])
 
     tensors = draw_weights(SEED, native_shapes(), deviation)
-    tensors["lm_head.weight"] *= _head_gains()[:, None]
+    words = {*ADVERT_WORDS, "，", "。"}
+    gains = torch.zeros(SIZES.vocabulary)  # of each output row
+    for index, piece in enumerate(pieces()):
+        if piece.kind == "normal":
+            gains[index] = 1.0 if piece.text in words else 0.25
+    gains[end_token_ids()[:2]] = END_GAIN
+    tensors["lm_head.weight"] *= gains[:, None]
     return {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
 
 
 def native_shapes() -> dict[str, tuple[int, ...]]:
     """Return every native tensor's name and shape, in a fixed order."""
     return layout.native_shapes(SIZES)
-
-
-def _head_gains() -> torch.Tensor:
-    """Return the scale of each output row, [vocabulary]."""
-    import torch
-
-    listed = pieces()
-    words = {*ADVERT_WORDS, "，", "。"}
-    gains = torch.zeros(SIZES.vocabulary)
-    for index, piece in enumerate(listed):
-        if piece.kind == "normal":
-            gains[index] = 1.0 if piece.text in words else 0.25
-    for end in end_token_ids()[:2]:
-        gains[end] = END_GAIN
-    return gains
