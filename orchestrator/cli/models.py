@@ -44,9 +44,8 @@ from workloads.inspection.checkpoints import protected_files
 from workloads.models import encryption
 from workloads.models.chatglm3.conversion import convert
 from workloads.models.describe import Description, describe_model, refuse_odd
-from workloads.models.drawing import draw_svg, draw_text, picture_of
+from workloads.models.drawing import draw_slide, draw_svg, draw_text, picture_of
 from workloads.models.loading import load_tokenizer, open_model
-from workloads.models.slides import draw_slide
 
 
 def add_describe_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""A model as a stack of blocks: as Unicode lines, as an SVG, or as marks for a slide.
+"""A model as a stack of blocks: as Unicode lines, as an SVG, or as a slide of editable shapes.
 
 Data flows downwards. The frame is one decoder layer, repeated; the line at its left is the residual
 stream, which each half of the layer reads through a norm and adds to.
@@ -6,11 +6,15 @@ stream, which each half of the layer reads through a norm and adds to.
 
 from __future__ import annotations
 
+import importlib.util
+import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
-from typing import Literal
+from itertools import pairwise
+from typing import Any, Literal
 
+from workloads.base import DataMissing
 from workloads.models.describe import Architecture, Description, Tensor
 
 
@@ -127,7 +131,7 @@ def short(count: int) -> str:
 
 # -- terminal -------------------------------------------------------------------------------------
 
-_WIDTH = 74  # inside the frame
+_COLUMNS = 74  # inside the frame
 _STREAM = "  │"  # the residual stream, down the left
 
 
@@ -139,7 +143,7 @@ def draw_text(picture: Picture) -> list[str]:
     if not picture.layers:
         return [*lines, f"  {picture.ends[1]}"]
     title = f"═╪═ {picture.caption} ═ {short(picture.layer_parameters)} each "
-    lines.append(f"╔{title:═<{_WIDTH}}╗")
+    lines.append(f"╔{title:═<{_COLUMNS}}╗")
     for branch in picture.branches:
         if picture.residual:
             lines.append(_framed("├─────┐"))
@@ -152,20 +156,20 @@ def draw_text(picture: Picture) -> list[str]:
             lines += [_framed(f"│     {'':<10}{line}") for line in rest]
         if picture.residual:
             lines.append(_framed("⊕◄────┘"))
-    lines.append(f"╚{'═╪':═<{_WIDTH}}╝")
+    lines.append(f"╚{'═╪':═<{_COLUMNS}}╝")
     for block in picture.below:
         lines += [_STREAM, *_box(block)]
     return [*lines, _STREAM, f"  {picture.ends[1]}"]
 
 
 def _framed(text: str, right: str = "", edge: str = "║") -> str:
-    return f"{edge} {text:<{_WIDTH - 10}}{right:>8} {edge}"
+    return f"{edge} {text:<{_COLUMNS - 10}}{right:>8} {edge}"
 
 
 def _box(block: Block) -> list[str]:
     text = f"{block.title:<16}{'; '.join(block.lines)}"
     right = short(block.parameters) if block.parameters else ""
-    return [f"┌{'─' * _WIDTH}┐", _framed(text, right, "│"), f"└{'─' * _WIDTH}┘"]
+    return [f"┌{'─' * _COLUMNS}┐", _framed(text, right, "│"), f"└{'─' * _COLUMNS}┘"]
 
 
 # Drawing for SVG files and slides: marks in pixels, origin at the top left.
@@ -221,104 +225,87 @@ _PLAIN = "#eceff1"
 _LEFT, _BOX_WIDTH, _LINE = 90.0, 460.0, 18.0
 _MIDDLE, _RIGHT = _LEFT + _BOX_WIDTH / 2, _LEFT + _BOX_WIDTH
 _RESIDUAL = 56.0  # x of the line around a branch
-WIDTH = _BOX_WIDTH + 160
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Spacing:
-    """Distances in pixels; ``beside`` puts a block's details at the right of its title."""
-
-    head: float = 60.0  # height of title and input
-    arrow: float = 22.0
-    inner: float = 26.0  # arrow inside the layer
-    sum: float = 29.0  # from a branch to its plus
-    pad: float = 16.0  # of a block, above and below together
-    first: float = 22.0  # from a block's edge to its first baseline
-    foot: float = 58.0  # height of the output
-    beside: bool = False
-
-
-_WIDE = _Spacing()
-#: For a slide, whose height leaves 14 points for each line of text.
-_NARROW = _Spacing(head=42, arrow=9, inner=8, sum=15, pad=10, first=17, foot=27, beside=True)
+_WIDTH = _BOX_WIDTH + 160
+#: Heights of title and input, and of the output. A slide's height leaves 14 points for each line.
+_HEAD, _FOOT = 42.0, 27.0
+_ARROW = 8.0
+_SUM = 15.0  # from a branch to its plus
+_PAD = 10.0  # of a block, above and below together
+_FIRST = 17.0  # from a block's edge to its first baseline
 _DETAILS = 110.0  # x of details beside a title
 
 
-def draw(picture: Picture, title: str, *, narrow: bool = False) -> tuple[list[Mark], float]:
-    """Return the marks of a picture that is ``WIDTH`` wide, and its height."""
-    space = _NARROW if narrow else _WIDE
+def _draw(picture: Picture, title: str) -> tuple[list[Mark], float]:
+    """Return the marks of a picture that is ``_WIDTH`` wide, and its height."""
     marks: list[Mark] = [
-        Text((20, 17 if narrow else 24), title, bold=True, size=16),
-        Text((_MIDDLE, space.head - 6), picture.ends[0], align="middle"),
+        Text((20, 17), title, bold=True, size=16),
+        Text((_MIDDLE, _HEAD - 6), picture.ends[0], align="middle"),
     ]
-    y = space.head
+    y = _HEAD
     for block in picture.above:
-        y = _block(marks, y, block, space.arrow, space)
+        y = _block(marks, y, block)
     if picture.layers:
-        y = _layer(marks, y, picture, space)
+        y = _layer(marks, y, picture)
         for block in picture.below:
-            y = _block(marks, y, block, space.arrow, space)
-    end = (_MIDDLE, y + space.arrow + space.pad)
-    marks += [_down(y, space.arrow), Text(end, picture.ends[1], align="middle")]
-    return marks, y + space.foot
+            y = _block(marks, y, block)
+    end = (_MIDDLE, y + _ARROW + _PAD)
+    marks += [_down(y, _ARROW), Text(end, picture.ends[1], align="middle")]
+    return marks, y + _FOOT
 
 
-def _layer(marks: list[Mark], y: float, picture: Picture, space: _Spacing) -> float:
+def _layer(marks: list[Mark], y: float, picture: Picture) -> float:
     """Draw the frame of one layer with its branches; return its lower edge."""
-    marks.append(_down(y, space.arrow))
-    top = y = y + space.arrow
+    marks.append(_down(y, _ARROW))
+    top = y = y + _ARROW
     caption = f"{picture.caption}: {picture.layer_parameters:,} parameters each"
-    y += 14 + space.pad
+    y += 14 + _PAD
     marks.append(Text((_RIGHT + 20, y - 8), caption, align="right", bold=True))
     for branch in picture.branches:
         begin = y
         for block in branch:
-            y = _block(marks, y, block, space.inner, space)
+            y = _block(marks, y, block)
         if picture.residual:
-            marks.append(_down(y, space.sum - 9))
-            y += space.sum
+            marks.append(_down(y, _SUM - 9))
+            y += _SUM
             around = ((_MIDDLE, begin + 6), (_RESIDUAL, begin + 6), (_RESIDUAL, y))
             marks += [Arrow((*around, (_MIDDLE - 10, y))), Plus((_MIDDLE, y), 9)]
             y += 9
-    y += space.pad - 4
+    y += _PAD - 4
     marks.append(Box((30, top), (_BOX_WIDTH + 100, y - top)))
     return y
 
 
-def _down(y: float, length: float = 22) -> Arrow:
+def _down(y: float, length: float) -> Arrow:
     return Arrow(((_MIDDLE, y), (_MIDDLE, y + length)))
 
 
-def _block(marks: list[Mark], y: float, block: Block, length: float, space: _Spacing) -> float:
-    """Draw an arrow of this length and a block below it; return the block's lower edge."""
-    marks.append(_down(y, length))
-    y += length
-    rows = max(len(block.lines), 1) if space.beside else 1 + len(block.lines)
-    height = space.pad + _LINE * rows
-    first = y + space.first
+def _block(marks: list[Mark], y: float, block: Block) -> float:
+    """Draw an arrow and a block below it; return the block's lower edge."""
+    marks.append(_down(y, _ARROW))
+    y += _ARROW
+    height = _PAD + _LINE * max(len(block.lines), 1)
+    first = y + _FIRST
     marks.append(Box((_LEFT, y), (_BOX_WIDTH, height), _COLOURS.get(block.title, _PLAIN)))
     marks.append(Text((_LEFT + 14, first), block.title, bold=True))
     if block.parameters:
-        shown = short(block.parameters) if space.beside else f"{block.parameters:,}"
-        marks.append(Text((_RIGHT - 14, first), shown, align="right"))
-    for number, line in enumerate(block.lines, start=0 if space.beside else 1):
-        left = _LEFT + (_DETAILS if space.beside else 14)
-        marks.append(Text((left, first + _LINE * number), line, pale=True))
+        marks.append(Text((_RIGHT - 14, first), short(block.parameters), align="right"))
+    for number, line in enumerate(block.lines):
+        marks.append(Text((_LEFT + _DETAILS, first + _LINE * number), line, pale=True))
     return y + height
 
 
 def draw_svg(picture: Picture, title: str) -> str:
     """Return the picture as a standalone SVG document."""
-    marks, height = draw(picture, title)
+    marks, height = _draw(picture, title)
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {height:g}" '
-            f'width="{WIDTH:g}" height="{height:g}" font-family="sans-serif" font-size="13" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH:g} {height:g}" '
+            f'width="{_WIDTH:g}" height="{height:g}" font-family="sans-serif" font-size="13" '
             'fill="#212121">',
-            '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
-            'markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z" fill="#607d8b"/></marker>'
+            '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="5" '
+            'markerHeight="5" orient="auto"><path d="M0 0 8 4 0 8z" fill="#607d8b"/></marker>'
             "<style>polyline{fill:none;stroke:#607d8b;stroke-width:1.5}</style></defs>",
-            f'<rect width="{WIDTH:g}" height="{height:g}" fill="#ffffff"/>',
+            f'<rect width="{_WIDTH:g}" height="{height:g}" fill="#ffffff"/>',
             *map(_svg, marks),
             "</svg>",
             "",
@@ -345,3 +332,121 @@ def _svg(mark: Mark) -> str:
     style += ' fill="#455a64"' if mark.pale else ""
     style += f' font-size="{mark.size:g}"' if mark.size != 13 else ""
     return f'<text x="{x:g}" y="{y:g}"{style}>{escape(mark.text)}</text>'
+
+
+# -- slide ----------------------------------------------------------------------------------------
+
+_SLIDE_INCHES = (13.333, 7.5)  # 16:9
+_MARGIN_INCHES = 0.1
+_INK, _PALE, _STROKE, _FRAME = "212121", "455A64", "607D8B", "37474F"
+_POINTS_PER_INCH = 72.0
+
+
+def draw_slide(picture: Picture, title: str) -> bytes:
+    """Return a .pptx file with the picture; raises DataMissing without python-pptx."""
+    if importlib.util.find_spec("pptx") is None:
+        raise DataMissing("slides need the package python-pptx: pip install python-pptx")
+    from pptx import Presentation
+    from pptx.util import Inches
+
+    width, height = _SLIDE_INCHES
+    marks, drawn_height = _draw(picture, title)
+    scale = min((height - 2 * _MARGIN_INCHES) / drawn_height, (width - 2 * _MARGIN_INCHES) / _WIDTH)
+    presentation = Presentation()
+    presentation.slide_width, presentation.slide_height = Inches(width), Inches(height)
+    blank = min(presentation.slide_layouts, key=lambda layout: len(layout.placeholders))
+    slide = presentation.slides.add_slide(blank)
+    for placeholder in list(slide.placeholders):
+        placeholder.element.getparent().remove(placeholder.element)
+    pen = _Slide(slide, scale, (width - _WIDTH * scale) / 2)
+    for mark in marks:
+        pen.draw(mark)
+    presentation.core_properties.title = title
+    file = io.BytesIO()
+    presentation.save(file)
+    return file.getvalue()
+
+
+class _Slide:
+    def __init__(self, slide: Any, inches_per_px: float, left_inches: float) -> None:
+        self._shapes = slide.shapes
+        self._scale = inches_per_px
+        self._left = left_inches
+
+    def draw(self, mark: Mark) -> None:
+        from pptx.enum.dml import MSO_LINE
+        from pptx.enum.shapes import MSO_SHAPE
+
+        if isinstance(mark, Text):
+            self._write(mark)
+        elif isinstance(mark, Arrow):
+            self._arrow(mark)
+        elif isinstance(mark, Plus):
+            corner = (mark.at[0] - mark.radius, mark.at[1] - mark.radius)
+            size = (2 * mark.radius, 2 * mark.radius)
+            shape = self._shape(MSO_SHAPE.MATH_PLUS, corner, size)
+            shape.fill.solid()
+            shape.fill.fore_color.rgb = _colour(_STROKE)
+            shape.line.fill.background()
+        else:
+            shape = self._shape(MSO_SHAPE.ROUNDED_RECTANGLE, mark.at, mark.size)
+            shape.adjustments[0] = (6 if mark.colour else 10) / min(mark.size)
+            shape.line.color.rgb = _colour(_STROKE if mark.colour else _FRAME)
+            if mark.colour:
+                shape.fill.solid()
+                shape.fill.fore_color.rgb = _colour(mark.colour)
+            else:
+                shape.fill.background()
+                shape.line.dash_style = MSO_LINE.DASH
+
+    def _shape(self, kind: Any, at: Point, size: Point) -> Any:
+        shape = self._shapes.add_shape(kind, *self._place(at), *self._size(size))
+        shape.shadow.inherit = False
+        return shape
+
+    def _arrow(self, mark: Arrow) -> None:
+        from pptx.enum.shapes import MSO_CONNECTOR
+        from pptx.oxml import parse_xml
+        from pptx.oxml.ns import nsdecls
+
+        for begin, end in pairwise(self._place(point) for point in mark.points):
+            line = self._shapes.add_connector(MSO_CONNECTOR.STRAIGHT, *begin, *end).line
+            line.color.rgb = _colour(_STROKE)
+        # python-pptx has no API for arrowheads.
+        head = parse_xml(f'<a:tailEnd {nsdecls("a")} type="triangle" w="med" len="med"/>')
+        line._get_or_add_ln().append(head)
+
+    def _write(self, mark: Text) -> None:
+        from pptx.enum.text import MSO_AUTO_SIZE, PP_ALIGN
+        from pptx.util import Pt
+
+        # Wider than any line; it overlaps empty space only.
+        x, y = mark.at
+        left = {"left": x, "middle": x - _WIDTH / 2, "right": x - _WIDTH}[mark.align]
+        frame = self._shapes.add_textbox(
+            *self._place((left, y - mark.size)), *self._size((_WIDTH, 1.4 * mark.size))
+        ).text_frame
+        frame.margin_left = frame.margin_right = frame.margin_top = frame.margin_bottom = 0
+        frame.word_wrap, frame.auto_size = False, MSO_AUTO_SIZE.NONE
+        paragraph = frame.paragraphs[0]
+        aligned = {"left": PP_ALIGN.LEFT, "middle": PP_ALIGN.CENTER, "right": PP_ALIGN.RIGHT}
+        paragraph.alignment = aligned[mark.align]
+        run = paragraph.add_run()
+        run.text = mark.text
+        run.font.size = Pt(round(mark.size * self._scale * _POINTS_PER_INCH, 1))
+        run.font.bold = mark.bold
+        run.font.color.rgb = _colour(_PALE if mark.pale else _INK)
+
+    def _place(self, at: Point) -> tuple[int, int]:
+        return self._size((at[0] + self._left / self._scale, at[1] + _MARGIN_INCHES / self._scale))
+
+    def _size(self, size: Point) -> tuple[int, int]:
+        from pptx.util import Inches
+
+        return Inches(size[0] * self._scale), Inches(size[1] * self._scale)
+
+
+def _colour(digits: str) -> Any:
+    from pptx.dml.color import RGBColor
+
+    return RGBColor.from_string(digits.lstrip("#").upper())
