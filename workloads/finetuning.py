@@ -26,7 +26,7 @@ from workloads.engines import engine_function, trains_by_library
 from workloads.models import rules
 from workloads.models.catalog import known_config, positions_of
 from workloads.models.precision import quantized, support
-from workloads.models.prompt_look import prompt_notes, prompt_refusals
+from workloads.models.prompts import prompt_notes, prompt_refusals
 from workloads.models.rules import saving_refusals, too_long
 from workloads.registry import WorkChange, WorkloadSpec, find_workload
 from workloads.rules import require_allowed

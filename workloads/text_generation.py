@@ -42,8 +42,7 @@ from workloads.engines.passes import BatchedPass, ContinuousPass, Prompt, check_
 from workloads.inspection.configuration import vocabulary_size
 from workloads.models import attention
 from workloads.models.catalog import known_config
-from workloads.models.prompt_look import prompt_notes, prompt_refusals
-from workloads.models.prompts import NotRendered, prompt_details
+from workloads.models.prompts import NotRendered, prompt_details, prompt_notes, prompt_refusals
 from workloads.models.rules import quantised_refusals
 from workloads.quality import METRICS, NO_FIGURES, finite_or_not, quality_figures
 from workloads.registry import WorkloadSpec

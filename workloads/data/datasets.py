@@ -210,15 +210,6 @@ class _Records:
     def described(self, dataset: Dataset) -> Dataset:
         """Return the dataset with what its records say of it."""
         assert self.columns is not None
-        return replace(
-            dataset,
-            synthetic=dataset.synthetic or self.synthetic,
-            unnamed=self.columns.unnamed,
-            learned=_learned(self.usable, self.without_answer, self.columns.shape.learned),
-            notes=self._notes(),
-        )
-
-    def _notes(self) -> str:
         notes = []
         if left_out := self.count - self.usable:
             kinds = sorted(self._left_out.values(), key=lambda one: -one[0])
@@ -227,7 +218,13 @@ class _Records:
             notes.append(f"{left_out:,} of {self.count:,} records are left out ({firsts}{more})")
         if self.joined:
             notes.append(f"neighbouring turns of one role are joined in {self.joined:,} records")
-        return "; ".join(notes)
+        return replace(
+            dataset,
+            synthetic=dataset.synthetic or self.synthetic,
+            unnamed=self.columns.unnamed,
+            learned=_learned(self.usable, self.without_answer, self.columns.shape.learned),
+            notes="; ".join(notes),
+        )
 
 
 def _entry(name: str) -> Dataset:

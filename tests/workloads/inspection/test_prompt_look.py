@@ -9,7 +9,7 @@ from typing import Any
 import checkpoint_cases as cases
 import pytest
 
-from workloads.models import prompt_look
+from workloads.models import prompts
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.models.prompts import encode_prompt
 
@@ -95,20 +95,20 @@ def test_lengths_are_those_that_jobs_count(template: bool, good: Path, tmp_path:
         counted = len(encode_prompt(tokenizer, source, text)) - (not template)  # less the first
         for room, long in ((counted, 0), (counted - 1, 1)):
             options = LOOK | {"count": 1, "room": room}
-            look = prompt_look.examine(str(model), str(data), HOW, **options)
+            look = prompts.examine_prompts(str(model), str(data), HOW, **options)
             assert (look["long"], look["unknown"]) == (long, 0), (text, room)
 
 
 def test_the_look_ends_in_time_and_says_so(good, tmp_path, monkeypatch) -> None:
     data = tmp_path / "data.jsonl"
     write(data, [{"text": "x"}] * 9)
-    monkeypatch.setattr(prompt_look, "LOOK_S", -1.0)
-    assert prompt_look.examine(str(good), str(data), HOW, room=9, **LOOK)["ended"]
+    monkeypatch.setattr(prompts, "LOOK_S", -1.0)
+    assert prompts.examine_prompts(str(good), str(data), HOW, room=9, **LOOK)["ended"]
 
 
 def test_a_model_without_tokenizer_json_counts_when_it_loads(good: Path, tmp_path: Path) -> None:
     model = cases.copied(good, tmp_path / "model", cases.without(cases.TOKENIZER))
     data = tmp_path / "data.jsonl"
     write(data, [{"text": "x" * 99}, {"text": "y"}])
-    look = prompt_look.examine(str(model), str(data), HOW, room=50, **LOOK)
+    look = prompts.examine_prompts(str(model), str(data), HOW, room=50, **LOOK)
     assert (look["count"], look["unknown"], look["long"]) == (2, 1, 0)

@@ -303,20 +303,17 @@ def restore_into(source: Path, directory: Path) -> None:
 
 def _reader(tensors: Mapping[str, TensorInfo]) -> Callable[[str], torch.Tensor]:
     """Return a function that reads a tensor by name, possibly as a view; each file opens once."""
-    values_of = cache(_values)
-    return lambda name: values_of(tensors[name].file)(name)
-
-
-def _values(file: Path) -> Callable[[str], torch.Tensor]:
     import torch
     from safetensors import safe_open
 
-    getter: Callable[[str], torch.Tensor]
-    if file.suffix == ".safetensors":
-        getter = safe_open(str(file), framework="pt").get_tensor
-    else:  # by the restricted unpickler, which runs no code
-        getter = torch.load(file, map_location="cpu", weights_only=True, mmap=True).__getitem__
-    return getter
+    @cache
+    def values_of(file: Path) -> Any:
+        if file.suffix == ".safetensors":
+            return safe_open(str(file), framework="pt").get_tensor
+        # By the restricted unpickler, which runs no code.
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=True).__getitem__
+
+    return lambda name: values_of(tensors[name].file)(name)
 
 
 def _write_shards(
