@@ -11,12 +11,10 @@ from __future__ import annotations
 import contextlib
 import difflib
 import glob
-import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -168,28 +166,13 @@ def saving_of(kind: str, name: object) -> Saving:
     return Saving(content=identity_of(name))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """Ranges of a graph's activations."""
-
-    ranges: Path
-    graph: str  # identity of the measured graph, the same on all nodes
-    origin: Mapping[str, Any]
-
-    @property
-    def digest(self) -> str:
-        """Digest of the ranges."""
-        return hashlib.sha256(self.ranges.read_bytes()).hexdigest()[:16]
-
-
-def find_calibration(name: str) -> Calibration:
-    """Return a calibration; raises DataMissing, which names the directory searched."""
-    root = product_root("calibration")
-    origin = origin_of(root / name)
+def find_calibration(name: str) -> tuple[Path, Mapping[str, Any]]:
+    """Return a calibration's file of ranges and its note, in which ``measured`` is the identity of
+    the graph; raises DataMissing, which names the directory searched."""
+    directory = product_root("calibration") / name
+    origin = origin_of(directory)
     if "measured" in origin:
-        return Calibration(
-            ranges=root / name / RANGES, graph=str(origin["measured"]), origin=origin
-        )
+        return directory / RANGES, origin
     raise no_product("calibration", name, ORIGIN)
 
 

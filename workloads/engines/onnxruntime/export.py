@@ -256,18 +256,17 @@ def in_precision(base: Path, precision: str, calibration: str) -> Path:
         return _made(base, "fp16", _to_fp16)
     if not calibration:
         return _made(base, "int8-dynamic", _to_dynamic_int8)
-    ranges = find_calibration(calibration)
-    if ranges.graph != facts_of(base)[IDENTITY]:
+    ranges, origin = find_calibration(calibration)
+    if origin["measured"] != facts_of(base)[IDENTITY]:
         raise BadConfiguration(
-            f"calibration {calibration!r} measured another graph "
-            f"({ranges.origin.get('model')}); let a job of "
-            "onnx-calibration with this model and these settings of graphs save one"
+            f"calibration {calibration!r} measured another graph ({origin.get('model')}); let a "
+            "job of onnx-calibration with this model and these settings of graphs save one"
         )
     return _made(
         base,
         "int8-static",
-        lambda source, target: to_static_int8(source, target, None, ranges.ranges),
-        ranges.digest,
+        lambda source, target: to_static_int8(source, target, None, ranges),
+        digest(ranges.read_text(encoding="utf-8")),
     )
 
 
