@@ -172,15 +172,16 @@ ENGINES: Declared[EngineSpec] = Declared(
 def default_engine(ability: str | None = None) -> str:
     """Return the default engine of an ability, else the default engine if it has the ability, else
     the first of ours that has it."""
-    able = [spec for spec in ENGINES.known() if ability is None or ability in spec.abilities]
-    chosen = [spec.name for spec in able if ability and spec.abilities[ability].default]
-    chosen += [spec.name for spec in able if spec.default] or [spec.name for spec in able]
-    return chosen[0] if chosen else next(iter(engines_for(ability)), "")
+    return next(iter(_able(ENGINES.known(), ability) or engines_for(ability)), "")
 
 
 def engines_for(ability: str | None) -> tuple[str, ...]:
     """Names of the engines with an ability (None: all engines), the default first."""
-    able = [spec for spec in ENGINES.values() if ability is None or ability in spec.abilities]
+    return _able(ENGINES.values(), ability)
+
+
+def _able(specs: Iterable[EngineSpec], ability: str | None) -> tuple[str, ...]:
+    able = [spec for spec in specs if ability is None or ability in spec.abilities]
     first = next((s for s in able if ability and s.abilities[ability].default), None)
     return tuple(
         spec.name for spec in sorted(able, key=lambda spec: (spec is not first, not spec.default))
