@@ -6,13 +6,15 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
@@ -380,3 +382,93 @@ def test_a_name_with_a_slash_is_a_hub_id_unless_it_is_a_path(tmp_path, monkeypat
     for name in ("data/alpaca", "tatsu-lab/alpaca.json"):
         with pytest.raises(DataMissing, match="no dataset"):
             find_dataset(name)
+
+
+# Mutations of a good file: harmless ones read the same, others are refused or counted.
+
+Records = list[dict[str, Any]]
+COUNT = 200 if os.environ.get("NIGHTGRID_REHEARSAL") else 30
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(str.strip)
+RECORDS = st.lists(
+    st.fixed_dictionaries({"prompt": TEXT, "completion": TEXT}), min_size=4, max_size=8
+)
+
+
+def dumps(records: Records) -> bytes:
+    return "".join(json.dumps(one) + "\n" for one in records).encode()
+
+
+HARMLESS: dict[str, tuple[str, Callable[[Records], bytes]]] = {
+    "ends of Windows": (".jsonl", lambda r: dumps(r).replace(b"\n", b"\r\n")),
+    "a mark": (".jsonl", lambda r: b"\xef\xbb\xbf" + dumps(r)),
+    "UTF-16": (".jsonl", lambda r: dumps(r).decode().encode("utf-16")),
+    "UTF-16 without a mark": (".jsonl", lambda r: dumps(r).decode().encode("utf-16-le")),
+    "UTF-16 of the other end": (".jsonl", lambda r: dumps(r).decode().encode("utf-16-be")),
+    "a list in UTF-16": (".json", lambda r: json.dumps(r).encode("utf-16")),
+    "blank lines": (".jsonl", lambda r: b"\n \n" + dumps(r).replace(b"\n", b"\n\n")),
+    "no escapes": (".json", lambda r: json.dumps(r, ensure_ascii=False).encode()),
+    "an indented list": (".json", lambda r: json.dumps(r, indent=2).encode()),
+    "around them an object": (".json", lambda r: json.dumps({"data": r}).encode()),
+    "around them, indented": (
+        ".json",
+        lambda r: json.dumps({"n": 1, "data": r}, indent=1).encode(),
+    ),
+    "upper case": (".JSONL", dumps),
+    "columns in another order": (
+        ".jsonl",
+        lambda r: dumps([dict(reversed(o.items())) for o in r]),
+    ),
+    "more columns": (".jsonl", lambda r: dumps([{"id": n, **one} for n, one in enumerate(r)])),
+    "no last end of line": (".jsonl", lambda r: dumps(r)[:-1]),
+}
+#: Changes of one record's line, and words of the complaint.
+HARMFUL: dict[str, tuple[str, Callable[[dict[str, Any]], bytes]]] = {
+    "no prompt": ("no text", lambda one: dumps([{"completion": one["completion"]}])),
+    "an empty prompt": ("no text", lambda one: dumps([one | {"prompt": " "}])),
+    "null": ("", lambda one: dumps([one | {"prompt": None}])),
+    "another type": ("", lambda one: dumps([one | {"completion": {"text": "x"}}])),
+    "half a character": ("half a character", lambda one: dumps([one | {"prompt": "\ud83d"}])),
+    "a truth value": ("true or false", lambda one: dumps([one | {"prompt": True}])),
+    "cut off": ("not JSON", lambda one: dumps([one])[:-5] + b"\n"),
+    "no JSON": ("not JSON", lambda one: b"prompt: x\n"),
+    "too deep": ("not JSON", lambda one: b"[" * 100_000 + b"\n"),
+    "no UTF-8": ("not UTF-8", lambda one: b'{"prompt": "\xff", "completion": "x"}\n'),
+    "a number": ("a number", lambda one: b"7\n"),
+    "a list": ("a list", lambda one: b"[1, 2]\n"),
+    "a text": ("a text", lambda one: b'"text"\n'),
+}
+
+
+def examples_of(records: Records) -> list[Example]:
+    return [Example(content=one["prompt"], summary=one["completion"]) for one in records]
+
+
+@pytest.mark.parametrize("way", HARMLESS)
+@settings(max_examples=max(COUNT // len(HARMLESS), 3), deadline=None)
+@given(records=RECORDS)
+def test_a_file_that_says_the_same_is_the_same(way: str, records: Records) -> None:
+    ending, write = HARMLESS[way]
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / f"d{ending}"
+        path.write_bytes(write(records))
+        dataset = load_dataset(str(path))
+    assert dataset.examples == examples_of(records) and not dataset.notes
+
+
+@settings(max_examples=COUNT, deadline=None)
+@given(data=st.data(), records=RECORDS, harm=st.sampled_from(sorted(HARMFUL)))
+def test_no_record_changes_unseen(data: st.DataObject, records: Records, harm: str) -> None:
+    words, write = HARMFUL[harm]
+    at = data.draw(st.integers(1, len(records) - 1))  # the first tells the shape
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "d.jsonl"
+        after = dumps(records[at + 1 :])
+        path.write_bytes(dumps(records[:at]) + write(records[at]) + after)
+        try:
+            dataset = load_dataset(str(path))
+        except (BadConfiguration, DataMissing) as error:
+            assert f"d.jsonl:{at + 1}: " in str(error) and words in str(error)
+            return
+    assert dataset.examples == examples_of(records[:at] + records[at + 1 :])
+    assert f"1 of {len(records)} records" in dataset.notes and f"d.jsonl:{at + 1}" in dataset.notes
+    assert words in dataset.notes

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from workloads.models import random_weights
 
 Change = Callable[[Path], object]
 ROWS = 320
@@ -27,19 +28,10 @@ GENERATION, SETTINGS, TEMPLATE = (
 
 def make_good(directory: Path) -> Path:
     """Two layers, a head of its own, a tokenizer of bytes and a chat template."""
-    special = ["<s>", "</s>"]
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: number for number, token in enumerate([*special, *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="</s>"
-    )
-    fast.chat_template = (
-        "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}</s>{% endfor %}"
-    )
-    fast.save_pretrained(directory)
+    directory.mkdir()
+    random_weights.build(random_weights.DIRECTORY / "llama-3.1-8b", directory)
+    template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}</s>{% endfor %}"
+    (directory / TEMPLATE).write_text(template)
     config = LlamaConfig(
         vocab_size=ROWS,
         hidden_size=16,
@@ -48,8 +40,8 @@ def make_good(directory: Path) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=64,
-        bos_token_id=0,
-        eos_token_id=1,
+        bos_token_id=1,
+        eos_token_id=2,
     )
     torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(directory)
@@ -57,7 +49,6 @@ def make_good(directory: Path) -> Path:
 
 
 def copied(good: Path, to: Path, *changes: Change) -> Path:
-    """A changed copy of the directory."""
     shutil.copytree(good, to)
     for change in changes:
         change(to)
@@ -65,8 +56,6 @@ def copied(good: Path, to: Path, *changes: Change) -> Path:
 
 
 def weights(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Change:
-    """Change the tensors."""
-
     def apply(directory: Path) -> None:
         state = {name: t.clone() for name, t in change(load_file(directory / WEIGHTS)).items()}
         save_file(state, directory / WEIGHTS, metadata={"format": "pt"})
@@ -75,32 +64,26 @@ def weights(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 
 def renamed(rename: Callable[[str], str]) -> Change:
-    """Change the names of tensors."""
     return weights(lambda state: {rename(name): tensor for name, tensor in state.items()})
 
 
 def prefixed(prefix: str) -> Change:
-    """Put a prefix before the names of tensors."""
     return renamed(lambda name: prefix + name)
 
 
 def lacking(part: str) -> Change:
-    """Take tensors away whose names have this part."""
     return weights(lambda state: {name: t for name, t in state.items() if part not in name})
 
 
 def added(name: str, tensor: torch.Tensor) -> Change:
-    """Store a tensor more."""
     return weights(lambda state: state | {name: tensor})
 
 
 def mapped(change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
-    """Change every tensor."""
     return weights(lambda state: {name: change(tensor) for name, tensor in state.items()})
 
 
 def bytewise(name: str, change: Callable[[bytes], bytes]) -> Change:
-    """Change the bytes of a file."""
     return lambda directory: (directory / name).write_bytes(change((directory / name).read_bytes()))
 
 
@@ -122,13 +105,11 @@ def rope(**parameters: object) -> Change:
 
 
 def written(name: str, content: str | bytes) -> Change:
-    """Write a file."""
     data = content.encode() if isinstance(content, str) else content
     return lambda directory: (directory / name).write_bytes(data)
 
 
 def truncated(name: str, share: float = 0.5) -> Change:
-    """Cut a file."""
     return bytewise(name, lambda data: data[: int(len(data) * share)])
 
 
@@ -144,7 +125,6 @@ def header(change: Callable[[dict[str, Any]], str]) -> Change:
 
 
 def sharded(directory: Path) -> None:
-    """Cut the weights into two shards with an index."""
     state = load_file(directory / WEIGHTS)
     names = sorted(state)
     parts = {"model-00001-of-00002.safetensors": names[::2]}
@@ -158,13 +138,11 @@ def sharded(directory: Path) -> None:
 
 
 def as_bin(directory: Path) -> None:
-    """Write the weights as torch.save does."""
     torch.save(load_file(directory / WEIGHTS), directory / "pytorch_model.bin")
     (directory / WEIGHTS).unlink()
 
 
 def without(name: str) -> Change:
-    """Take a file away."""
     return lambda directory: (directory / name).unlink()
 
 
@@ -176,7 +154,6 @@ def overlapping(entries: dict[str, Any]) -> str:
 
 
 def read_state(directory: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a directory's weights."""
     if (directory / "pytorch_model.bin").exists():
         state: dict[str, torch.Tensor] = torch.load(directory / "pytorch_model.bin")
         return state

@@ -67,20 +67,3 @@ def test_what_config_json_leaves_out_has_transformers_value(name: str) -> None:
     }
     assert differing == {}
     assert get_checkpoint_conversion_mapping(name) is None
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        {"model_type": "llama"},
-        {"model_type": ["llama"]},
-        {"model_type": "llama", **SIZES, "num_hidden_layers": 10**12},
-        {"model_type": "llama", **SIZES, "num_hidden_layers": "2"},
-        {"model_type": "llama", **SIZES, "hidden_size": -1},
-        {"model_type": "llama", **SIZES, "num_attention_heads": 0},
-        {"model_type": "llama", **SIZES, "vocab_size": True},
-    ],
-)
-def test_a_configuration_without_plain_sizes_has_no_table(config: dict[str, Any]) -> None:
-    assert needed(config) is None or config.get("num_attention_heads") == 0

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import chatglm3_reference as reference
 import pytest
-from local_hub import local_hub
 from patience import patience
 
 from workloads.base import BadConfiguration, DataMissing
@@ -17,7 +16,6 @@ from workloads.inspection.checkpoints import read_config
 from workloads.models import catalog, hub
 from workloads.models.catalog import find_model
 from workloads.models.embedded import smollm2
-from workloads.registry import kind_of
 
 
 @pytest.fixture(autouse=True)
@@ -129,47 +127,6 @@ def test_a_silent_hub_does_not_hang(monkeypatch):
     with pytest.raises(BlockingIOError):
         server.accept()
     server.close()
-
-
-@pytest.fixture
-def online(monkeypatch):
-    with local_hub() as started:
-        monkeypatch.delenv("HF_HUB_OFFLINE")
-        monkeypatch.setenv("HF_ENDPOINT", started.url)
-        yield started
-
-
-@pytest.mark.parametrize(
-    ("config", "status", "words"),
-    [
-        (None, 0, "has no such model"),
-        (b"{}", 401, "HF_TOKEN"),
-        (b"[]", 0, "no usable"),
-        (b"[" * 2**19, 0, "cannot be reached"),
-        (b'{"architectures": ["%s"]}' % (b"x" * 2**20), 0, "answers with more than 1 MiB"),
-    ],
-    ids=["not there", "not allowed", "no model", "too deep", "endless"],
-)
-def test_a_hub_that_answers(online, config, status, words):
-    if config is not None:
-        online.commit("models", "org/name", {"config.json": config})
-    online.refuses_with = status
-    with pytest.raises(DataMissing, match=words):
-        find_model("org/name")
-
-
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("config.json", {"architectures": ["Qwen2ForCausalLM"]}),
-        ("model_index.json", {"_class_name": "SomePipeline", "scheduler": ["x", "Y"]}),
-    ],
-)
-def test_a_model_or_a_pipeline_on_the_hub(online, file, content):
-    online.commit("models", "org/name", {file: json.dumps(content).encode()})
-    entry = find_model("org/name")
-    assert entry.location == "org/name" and entry.checkpoint == kind_of(content)
-    assert catalog.checkpoint_kind("org/name") == entry.checkpoint
 
 
 def test_a_pipeline_in_the_local_cache(no_hub):

@@ -189,20 +189,14 @@ def test_who_reads_files_cannot_have_it(model, changes, reader) -> None:
     assert refusal.unsupported and refusal.reason.startswith(f"{reader} reads weights from files")
 
 
-def shards(directory: Path) -> Path:
-    directory.mkdir()
-    names = ("a.safetensors", "b.safetensors")
-    (directory / "config.json").write_text("{}")
-    index = {"weight_map": {name: name for name in names}}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    for name in names:
-        write(directory / f"{name}{PROTECTED}", b"")
-    return directory
-
-
 def test_the_shards_of_the_index_and_no_others_are_the_model(tmp_path: Path) -> None:
     """transformers would draw missing tensors anew, and load a stranger's over the model's own."""
-    sealed = shards(tmp_path / "m")
+    sealed, names = tmp_path, ("a.safetensors", "b.safetensors")
+    (sealed / "config.json").write_text("{}")
+    index = {"weight_map": {name: name for name in names}}
+    (sealed / "model.safetensors.index.json").write_text(json.dumps(index))
+    for name in names:
+        write(sealed / f"{name}{PROTECTED}", b"")
     assert len(weight_files(sealed, protected=True)) == 2
     write(sealed / f"c.safetensors{PROTECTED}", b"")
     with pytest.raises(DataMissing, match=r"c\.safetensors\.protected is no part of this model"):

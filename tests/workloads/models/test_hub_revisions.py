@@ -23,8 +23,10 @@ from orchestrator.store import files as run_files
 from workloads.base import DataMissing
 from workloads.data.datasets import Reading, load_dataset
 from workloads.models import hub as client
+from workloads.models.catalog import checkpoint_kind, find_model
 from workloads.models.hub import Revisions
 from workloads.models.loading import allowed, open_model, permitted
+from workloads.registry import kind_of
 
 GRID = """\
 name: hub
@@ -118,13 +120,11 @@ def test_without_a_hub_the_cache_tells_the_commit(hub, tmp_path, monkeypatch) ->
         Revisions().model("org/other")
 
 
-def test_a_repository_of_many_files_has_a_commit_too(hub: LocalHub, tmp_path: Path) -> None:
-    """The hub is asked for the commit alone. An answer that is too long is called so, not torn."""
+def test_a_repository_of_many_files_has_a_commit_too(hub: LocalHub) -> None:
+    """The hub is asked for the commit alone."""
     files = dict.fromkeys((f"{number:064}" for number in range(16_000)), b"")
-    commit = hub.commit("models", "org/large", files | {"config.json": b" " * (1 << 20) + b"{}"})
+    commit = hub.commit("models", "org/large", files)
     assert Revisions().model("org/large") == f"org/large@{commit}"
-    with pytest.raises(DataMissing, match="answers with more than 1 MiB"):
-        client.fetch_config("org/large")
 
 
 def test_a_run_that_is_gone_on_with_keeps_its_commits(hub, tmp_path, capsys) -> None:
@@ -231,3 +231,36 @@ def test_a_dataset_of_the_hub_is_read_at_its_commit(hub, tmp_path, monkeypatch) 
     assert [example.content for example in read.examples] == ["1?", "2?", "3?"]
     with pytest.raises(DataMissing, match="split nothing"):
         load_dataset("org/asked", Reading(split="nothing", revision=first))
+
+
+@pytest.mark.parametrize(
+    ("config", "status", "words"),
+    [
+        (None, 0, "has no such model"),
+        (b"{}", 401, "HF_TOKEN"),
+        (b"[]", 0, "no usable"),
+        (b"[" * 2**19, 0, "cannot be reached"),
+        (b'{"architectures": ["%s"]}' % (b"x" * 2**20), 0, "answers with more than 1 MiB"),
+    ],
+    ids=["not there", "not allowed", "no model", "too deep", "endless"],
+)
+def test_a_hub_that_answers(hub, config, status, words):
+    if config is not None:
+        hub.commit("models", "org/name", {"config.json": config})
+    hub.refuses_with = status
+    with pytest.raises(DataMissing, match=words):
+        find_model("org/name")
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", {"architectures": ["Qwen2ForCausalLM"]}),
+        ("model_index.json", {"_class_name": "SomePipeline", "scheduler": ["x", "Y"]}),
+    ],
+)
+def test_a_model_or_a_pipeline_on_the_hub(hub, file, content):
+    hub.commit("models", "org/name", {file: json.dumps(content).encode()})
+    entry = find_model("org/name")
+    assert entry.location == "org/name" and entry.checkpoint == kind_of(content)
+    assert checkpoint_kind("org/name") == entry.checkpoint
