@@ -100,19 +100,14 @@ def _others(store: Store) -> Iterator[tuple[str, Sequence[Measurement]]]:
             continue  # unreadable runs cannot be compared
 
 
-_MOST_NAMED = 3
-
-
 def since_text(comparison: RunComparison) -> str:
     """Format as ``Since smoke-1: 1 slower (bf16 b=8 0.91×), 2 faster (…), 21 unchanged.``"""
     labels = labels_of([one.after for one in comparison.every])
     parts = []
     for word, group in (("slower", comparison.slower), ("faster", comparison.faster)):
         if group:
-            shown = group[:_MOST_NAMED]
-            names = [f"{labels[c.after.job_id]} {units.times(c.ratio.value)}" for c in shown]
-            more = f" and {len(group) - len(shown)} more" if len(group) > len(shown) else ""
-            parts.append(f"{len(group):,} {word} ({', '.join(names)}{more})")
+            names = [f"{labels[c.after.job_id]} {units.times(c.ratio.value)}" for c in group]
+            parts.append(f"{len(group):,} {word} ({units.listed(names)})")
     same = sum(not change.significant for change in comparison.changes)
     parts += [f"{same:,} unchanged"] if same else []
     parts += [f"{len(comparison.broken):,} broken"] if comparison.broken else []

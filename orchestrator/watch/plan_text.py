@@ -49,8 +49,7 @@ def nodes_text(nodes: Sequence[Node]) -> str:
     parts = []
     for (cards, kind, emulated, device), count in kinds.items():
         note = "emulated" if emulated else device.removesuffix(kind).strip()
-        noun = "node" if count == 1 else "nodes"
-        parts.append(f"{count} {noun} of {cards} {kind}" + (f" ({note})" if note else ""))
+        parts.append(f"{plural(count, 'node')} of {cards} {kind}" + (f" ({note})" if note else ""))
     return ", ".join(parts) or "no nodes"
 
 

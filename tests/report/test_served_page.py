@@ -170,11 +170,8 @@ def test_the_best_setting_is_named_for_each_limit_and_for_all_of_them() -> None:
         "TPOT ≤ 0.03 s": 400,
         "TTFT ≤ 0.5 s, TPOT ≤ 0.03 s": 400,
     }
-    strict = [
-        point(n, 4, 100, 0.04, parameters={"concurrency": 4, "slo": "tpot_s=0.001"})
-        for n in range(2)
-    ]
-    (none,) = served(strict[0])
+    strict = {"concurrency": 4, "slo": "tpot_s=0.001"}
+    (none,) = served(point(0, 4, 100, 0.04, parameters=strict))
     assert none.best[-1].point is None
 
 
