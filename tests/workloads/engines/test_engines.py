@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,12 +99,8 @@ def test_the_functions_that_an_engine_names_are_there(name) -> None:
 def test_a_calibration_belongs_to_model_cards_and_kind_of_card(tmp_path, monkeypatch) -> None:
     """Scales do not transfer."""
     monkeypatch.setenv("NIGHTGRID_CALIBRATIONS", str(tmp_path))
-    places = {
-        quantization.calibration_directory(model, cards, card)
-        for model in ("org/a", "org/b")
-        for cards in (1, 8)
-        for card in ("GAUDI2", "GAUDI3")
-    }
+    what = product(("org/a", "org/b"), (1, 8), ("GAUDI2", "GAUDI3"))
+    places = {quantization.calibration_directory(*each) for each in what}
     assert len(places) == 8 and all(place.parent == tmp_path for place in places)
 
 

@@ -113,15 +113,12 @@ def test_settings_that_a_pipeline_lacks_are_refused(tmp_path, changes, words) ->
     assert refused(model=guided, guidance=3.5) == []
 
 
-def test_a_pipeline_without_texts_is_refused(tmp_path) -> None:
-    """DiT paints classes by their number; nor is a directory without an index a pipeline."""
+def test_other_pipelines_are_refused(tmp_path) -> None:
+    """DiT paints classes by their number; Gaudi's library has classes that nobody has run here; a
+    directory without an index is no pipeline."""
     dit = pipeline(tmp_path / "dit", FLUX | {"text_encoder": [None, None]})
     (refusal,) = refused(model=dit)
     assert refusal.setting == "model" and "reads no text" in refusal.reason
     assert facts_of(str(tmp_path)) is None
-
-
-def test_other_pipelines_than_those_tried_are_no_gaudi_rows(tmp_path) -> None:
-    """The library has further classes, which nobody has run here."""
     (refusal,) = refused(model=pipeline(tmp_path / "flux", FLUX), **HABANA)
     assert refusal.setting == "model" and refusal.unsupported and "FluxPipeline" in refusal.reason
