@@ -437,11 +437,6 @@ BLOCKS: dict[tuple[str, bool, bool], tuple[int, int, int, int | None]] = {
 }
 
 
-def block_for(matrix: Matrix, gated: bool) -> tuple[int, int, int, int | None]:
-    """The block of a matrix; gated ones use the narrow block."""
-    return BLOCKS[matrix.kind, gated, matrix.columns >= _WIDE and not gated]
-
-
 _SPLITS = 16  # most programs that share attention's positions
 _BLOCK_T = 32  # positions of a block
 
@@ -513,7 +508,8 @@ class SingleRow:
         residual: torch.Tensor | None = None,
         gated: bool = False,
     ) -> None:
-        block_n, block_k, warps, registers = block_for(matrix, gated)
+        wide = matrix.columns >= _WIDE and not gated
+        block_n, block_k, warps, registers = BLOCKS[matrix.kind, gated, wide]
         rows = matrix.rows // 2 if gated else matrix.rows
         words = matrix.kind in ("fp8", "int4")
         self._launch(
