@@ -11,7 +11,7 @@ PROCESSES ?= 3
 QUICK_PROCESSES ?= 2
 PINS = pyproject.toml constraints.txt constraints-hpu.txt tools/install.py
 
-.PHONY: help demo real test suite test-gaudi quick lint docs clean
+.PHONY: help demo real test suite test-gaudi gaudi-night gaudi-rest quick lint docs clean
 .PHONY: defects rehearsal rehearsal-night rehearsal-inputs rehearsal-events
 
 help:
@@ -58,8 +58,17 @@ $(GAUDI_VENV)/.installed: $(PINS)
 	$(PYTHON) tools/install.py --venv $(GAUDI_VENV) --extras hpu,gaudi-test --pins constraints-hpu.txt
 	@touch $@
 
+# A night starts one process after another, which leaves a processor to the other tests.
 test-gaudi: $(GAUDI_VENV)/.installed
-	PYTHONPATH=$(CURDIR)/tests/gaudi/standin $(GAUDI_VENV)/bin/python -m pytest tests/gaudi
+	$(MAKE) --jobs=2 --output-sync=target gaudi-night gaudi-rest
+
+gaudi-night gaudi-rest: export PYTHONPATH = $(CURDIR)/tests/gaudi/standin
+
+gaudi-night:
+	$(GAUDI_VENV)/bin/python -m pytest tests/gaudi/test_whole_path.py
+
+gaudi-rest:
+	$(GAUDI_VENV)/bin/python -m pytest tests/gaudi --ignore=tests/gaudi/test_whole_path.py
 
 quick: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -n $(QUICK_PROCESSES) --hypothesis-profile=quick --durations=20 --durations-min=1 -m "not ray and not slow and not real"

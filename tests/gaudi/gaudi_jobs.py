@@ -1,9 +1,9 @@
 """Jobs of the real optimum-habana in one process under the stand-in; prints their rows as JSON.
 
-``lazy DATASET MODEL`` runs all of them: text generation and training beside the bridge's counters,
-Stable Diffusion, T5 and BERT. What stock libraries compute comes first, in forks, since the library
-changes transformers for the whole process; gangs are forked before it has threads. ``compile`` runs
-BERT alone, ``deepspeed`` gangs by DeepSpeed.
+With DATASET and MODEL it runs all of them in lazy mode: text generation and training beside the
+bridge's counters, Stable Diffusion, T5 and BERT. What stock libraries compute comes first, in
+forks, since the library changes transformers for the whole process; gangs are forked before it has
+threads. Without arguments it trains BERT alone, compiled.
 """
 
 from __future__ import annotations
@@ -202,7 +202,6 @@ def painted(xl: str, stock: dict[str, Any]) -> dict[str, Any]:
         "collected": {"hpu_graphs": False},
         "unguided": {"guidance": 1.0},
         "euler": {"scheduler": "euler"},
-        "four": {"batch_size": 4},
         "bf16": {"precision": "bf16"},
         "xl": {"model": xl},
     }
@@ -256,7 +255,6 @@ def t5(stock: dict[str, Any], both: list[dict[str, Any]]) -> dict[str, Any]:
         "gang": both,
         "full": run(finetuning.run, t5_training(4)),
         "checkpointed": run(finetuning.run, t5_training(4, **CHECKPOINTED)),
-        "lora": run(finetuning.run, t5_training(4, method="lora", learning_rate=1e-2)),
         "written": run(text_generation.run, summing_up(**habana)),
         "written in bf16": run(text_generation.run, summing_up(**habana, precision="bf16")),
     }
@@ -300,22 +298,6 @@ def adapted() -> dict[str, Any]:
     return rows
 
 
-# ---------------------------------------------------------------- DeepSpeed
-
-
-def divided() -> dict[str, Any]:
-    """Full fine-tuning of two ranks by our own loop: by DDP, and by DeepSpeed on hpu.
-    Not stage 3: it allocates on the device where the stand-in's mode is not in force."""
-    fields = {"method": "full", "precision": "bf16", "samples": 8, "max_length": 32, "steps": 3}
-    rows: dict[str, Any] = {}
-    for strategy in ("ddp", "zero1", "zero2"):
-        job = training_request(
-            **fields, strategy=strategy, padding="fixed", save_model=f"by-{strategy}", batch_size=2
-        )
-        rows[strategy] = gang(replace(job, engine="transformers"))
-    return rows
-
-
 # ---------------------------------------------------------------- all of them
 
 
@@ -342,5 +324,4 @@ def compiled() -> dict[str, Any]:
 
 
 torch.set_num_threads(1)
-MODES: dict[str, Callable[..., Any]] = {"lazy": lazy, "compile": compiled, "deepspeed": divided}
-print("ROWS", json.dumps(MODES[sys.argv[1]](*sys.argv[2:])), flush=True)
+print("ROWS", json.dumps(lazy(*sys.argv[1:]) if sys.argv[1:] else compiled()), flush=True)

@@ -19,9 +19,11 @@ STEPS, BATCHES = 4, 4  # of each image job, two batches of them left out
 pytestmark = pytest.mark.timeout(900)
 
 
-def rows_of(*arguments: str, lazy: bool) -> dict[str, Any]:
+def rows_of(*arguments: str) -> dict[str, Any]:
+    """What ``gaudi_jobs.py`` prints: with arguments in lazy mode, else compiled."""
     folders = [TESTS.parent, TESTS, TESTS / "workloads", os.environ.get("PYTHONPATH", "")]
-    mode = {"PT_HPU_LAZY_MODE": str(int(lazy))} | ({} if lazy else {"PT_ENABLE_INT64_SUPPORT": "1"})
+    compiled = {"PT_HPU_LAZY_MODE": "0", "PT_ENABLE_INT64_SUPPORT": "1"}
+    mode = {"PT_HPU_LAZY_MODE": "1"} if arguments else compiled
     path = os.pathsep.join(map(str, folders))
     done = subprocess.run(
         [sys.executable, str(HERE / "gaudi_jobs.py"), *arguments],
@@ -44,10 +46,8 @@ def rows(tiny_llama: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     lines = [json.dumps({"content": text, "summary": ""}) for text in ("a", "b b b", "c")]
     dataset.write_text("\n".join(lines) + "\n")
     with ThreadPoolExecutor() as pool:
-        compiled = pool.submit(rows_of, "compile", lazy=False)
-        return rows_of("lazy", str(dataset), tiny_llama, lazy=True) | {
-            "compiled": compiled.result()
-        }
+        compiled = pool.submit(rows_of)
+        return rows_of(str(dataset), tiny_llama) | {"compiled": compiled.result()}
 
 
 # ---------------------------------------------------------------- the bridge's counters
@@ -96,7 +96,7 @@ def test_generation_has_the_settings_of_the_librarys_own_script(rows: dict[str, 
 # ---------------------------------------------------------------- Stable Diffusion
 
 
-@pytest.mark.parametrize("name", ["usual", "collected", "unguided", "euler", "xl", "four"])
+@pytest.mark.parametrize("name", ["usual", "collected", "unguided", "euler", "xl"])
 def test_images_are_those_of_stock_diffusers(rows: dict[str, Any], name: str) -> None:
     """In fp32, from the same latents, with captured graphs and without: to a rounded level."""
     assert rows["images"][name]["difference"] < 0.1
@@ -130,15 +130,13 @@ def test_the_unet_is_captured_once_and_replayed(rows: dict[str, Any]) -> None:
 
 
 def test_t5_is_trained_by_the_librarys_trainer_for_pairs(rows: dict[str, Any]) -> None:
-    for name in ("full", "lora"):
-        row = rows["t5"][name]
-        assert row["details"]["trainer"] == "GaudiSeq2SeqTrainer"
-        assert row["details"]["architecture"] == "GaudiT5ForConditionalGeneration"
-        assert row["warmup"] == [True] * 3 + [False] * 3 and row["items"] == [4] * 6
-        assert row["computed_tokens"] == [4 * (48 + 24)] * 6
-        losses = row["metrics"]
-        assert losses["first_batch_loss_after"] < losses["first_batch_loss_before"]
-    assert rows["t5"]["lora"]["details"]["adapter"] == "rank 8, alpha 16 on q, k, v"
+    row = rows["t5"]["full"]
+    assert row["details"]["trainer"] == "GaudiSeq2SeqTrainer"
+    assert row["details"]["architecture"] == "GaudiT5ForConditionalGeneration"
+    assert row["warmup"] == [True] * 3 + [False] * 3 and row["items"] == [4] * 6
+    assert row["computed_tokens"] == [4 * (48 + 24)] * 6
+    losses = row["metrics"]
+    assert losses["first_batch_loss_after"] < losses["first_batch_loss_before"]
 
 
 def test_gradient_checkpointing_learns_the_same(rows: dict[str, Any]) -> None:
@@ -229,27 +227,3 @@ def test_both_engines_train_the_same_adapter_by_default(rows: dict[str, Any]) ->
     assert library["details"]["adapter"] == own["details"]["adapter"]
     assert "max_gradient_norm" not in library["details"]
     assert library["loss"] == pytest.approx(own["loss"], rel=1e-3)
-
-
-# ---------------------------------------------------------------- DeepSpeed
-
-
-def test_two_cards_learn_by_deepspeed_what_they_learn_by_ddp() -> None:
-    """HabanaAI's fork, or the stock package, with its accelerator for hpu over the bridge: stages 1
-    and 2 of the same job, in bf16 with an fp32 master copy, which plain bf16 has not."""
-    pytest.importorskip(
-        "deepspeed", reason="pip install git+https://github.com/HabanaAI/DeepSpeed.git"
-    )
-    found = rows_of("deepspeed", lazy=False)
-    plain = [sum(pair) / 2 for pair in zip(*(rank["loss"] for rank in found["ddp"]), strict=True)]
-    for stage in (1, 2):
-        ranks = found[f"zero{stage}"]
-        config = json.loads(ranks[0]["details"]["deepspeed_config"])
-        zero = config["zero_optimization"]
-        assert zero["stage"] == stage and not zero["contiguous_gradients"]
-        assert not zero["overlap_comm"] and not zero.get("reduce_scatter")
-        assert ranks[0]["details"]["deterministic_algorithms"] == "true"
-        losses = [sum(pair) / 2 for pair in zip(*(rank["loss"] for rank in ranks), strict=True)]
-        assert losses[0] == pytest.approx(plain[0], rel=1e-3)
-        assert losses == pytest.approx(plain, rel=2e-2) and losses[-1] < losses[0]
-        assert "saved_model" in ranks[0]["details"]

@@ -1,4 +1,4 @@
-"""Processes with the bridge: weight sharing, inference mode, the kind of torch, full memory."""
+"""Processes with the bridge: weight sharing, inference mode, compiling."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from patience import patience
 
-from workloads.base import CompileFailed, OutOfMemory
+from workloads.base import CompileFailed
 from workloads.devices import device_for, environment_for
 
 pytestmark = pytest.mark.timeout(300)
@@ -80,21 +78,6 @@ def test_a_lazy_process_keeps_no_parameter_but_the_mode_of_inference() -> None:
     assert ours.result() == {"outlives": False, "inference": [False, True, True]}
 
 
-def test_stock_torch_cannot_start_lazy(tmp_path: Path) -> None:
-    """The bridge asserts Intel's fork, by the version of torch that is installed."""
-    importing = (
-        "import os\ntry:\n    import habana_frameworks.torch\n"
-        "except AssertionError as error:\n    print(error)\n"
-        "os.environ['PT_HPU_LAZY_MODE'] = '0'\nimport habana_frameworks.torch"
-    )
-    stock = tmp_path / "torch-2.13.0.dist-info"
-    stock.mkdir()
-    (stock / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n")
-    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
-    done = run("-c", importing, PYTHONPATH=path)
-    assert done.returncode == 0 and "is not supported in Lazy mode" in done.stdout, done.stderr
-
-
 def test_without_the_bridge_torch_knows_no_backend_for_the_card() -> None:
     """torch says InvalidBackend; the device says so beforehand, and where it can compile nothing
     speaks against it."""
@@ -110,20 +93,3 @@ def test_without_the_bridge_torch_knows_no_backend_for_the_card() -> None:
     assert CompileFailed.__name__ in first and "hpu_backend" in first
     assert "lazy mode" in last
     assert device_for("hpu").cannot_compile() is None  # this process is not lazy
-
-
-def test_a_workspace_that_does_not_fit_is_full_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph of a large batch fails in words of its own; the next batch is not tried then."""
-    monkeypatch.setenv("PT_HPU_LAZY_MODE", "1")
-    monkeypatch.setenv("STANDIN_WORKSPACE_ROWS", "2")
-
-    class Model(torch.nn.Module):
-        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-            return input_ids
-
-    device = device_for("hpu")
-    graph = device.capture_graphs(Model())  # type: ignore[attr-defined]
-    graph(input_ids=torch.ones(2, 3))
-    with pytest.raises(RuntimeError, match="PT_SYNHELPER workspace Allocation") as caught:
-        graph(input_ids=torch.ones(3, 3))
-    assert type(device.classify(caught.value)) is OutOfMemory

@@ -16,12 +16,6 @@ import torch.distributed as dist
 _FOR_EVER = timedelta(days=365)
 
 
-def initialize_distributed_hpu() -> tuple[int, int, int]:
-    """World size, rank and local rank, as a launcher has set them."""
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
-    return world_size, int(os.environ.get("RANK", 0)), int(os.environ.get("LOCAL_RANK", 0))
-
-
 def check_modules(world_size: int) -> None:
     """Refuse a communicator of more ranks than a server's modules are shown to its processes."""
     shown = os.environ.get("HABANA_VISIBLE_MODULES", "0,1,2,3,4,5,6,7").split(",")

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import graphs, metrics, random, recipes
-from .graphs import HPUGraph
+import torch
 
-__all__ = ["HPUGraph", "graphs"]
+from . import graphs, metrics, recipes
+from .graphs import HPUGraph
+from .random import manual_seed_all
+
+__all__ = ["HPUGraph", "graphs", "manual_seed_all"]
 
 _LIMIT_BYTES = 94_600_000_000
 
@@ -54,10 +57,6 @@ def get_device_name(*_: Any) -> str:
     return "GAUDI2 (stand-in on CPU)"
 
 
-def get_device_capability(*_: Any) -> str:
-    return "1.24.0"
-
-
 def synchronize(*_: Any) -> None: ...
 
 
@@ -78,10 +77,6 @@ def max_memory_allocated(*_: Any) -> int:
 
 
 def reset_peak_memory_stats(*_: Any) -> None: ...
-
-
-memory_reserved = memory_cached = memory_allocated  # which DeepSpeed's fork asks for
-max_memory_reserved = max_memory_cached = max_memory_allocated
 
 
 def wrap_in_hpu_graph(module: Any, *_: Any, **__: Any) -> Any:
@@ -149,29 +144,16 @@ def stream(_: Stream) -> Iterator[None]:
     yield
 
 
-class ModuleCacher:
-    """Captures a module for training; here it stays as it is."""
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def __call__(self, model: Any, *_: Any, **__: Any) -> Any:
-        return model
-
-
 @contextlib.contextmanager
 def sdp_kernel(*_: Any, **__: Any) -> Iterator[None]:
     yield
 
 
 def is_autocast_hpu_enabled() -> bool:
-    import torch
-
     return torch.is_autocast_enabled("cpu")
 
 
 def get_autocast_hpu_dtype() -> Any:
-    import torch
-
     return torch.get_autocast_dtype("cpu")
 
 
@@ -179,10 +161,3 @@ def enable_dynamic_shape() -> None: ...
 
 
 def disable_dynamic_shape() -> None: ...
-
-
-def enable_recompute_FSDPA(*_: Any) -> None: ...
-
-
-def manual_seed_all(seed: int) -> None:
-    random.manual_seed_all(seed)

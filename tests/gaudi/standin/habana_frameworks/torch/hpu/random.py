@@ -2,19 +2,12 @@
 
 from typing import Any
 
+import torch
 
-def manual_seed(seed: int) -> None:
-    import torch
-
-    torch.default_generator.manual_seed(seed)
-
-
-manual_seed_all = manual_seed
+manual_seed = manual_seed_all = torch.default_generator.manual_seed
 
 
 def get_rng_state(*_: Any) -> Any:
-    import torch
-
     return torch.default_generator.get_state()
 
 
@@ -23,8 +16,6 @@ def get_rng_state_all() -> list[Any]:
 
 
 def set_rng_state(state: Any, *_: Any) -> None:
-    import torch
-
     torch.default_generator.set_state(state)
 
 

@@ -15,7 +15,3 @@ class synDeviceType(Enum):
 
 def _get_device_type() -> synDeviceType:
     return synDeviceType.synDeviceGaudi2
-
-
-def _is_fp16_supported() -> bool:
-    return True  # Gaudi2 and later
