@@ -33,14 +33,11 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 #: Prints whether a model's parameters outlive it, and for each job (bf16, fp8, bf16 again after it)
 #: whether the graphs that it compiled carry the attribute of inference mode.
 LAZY = """
-import gc, json, sys, torch, weakref
+import gc, json, torch, weakref
 from workloads.devices import device_for
 device = device_for("hpu")
 device.synchronize()  # imports the bridge, which does not come with torch in lazy mode
-from habana_frameworks.torch import core
 from habana_frameworks.torch.hpu import metrics
-for name in [n for n in dir(core) if n.startswith("hpu_inference")] if sys.argv[1] == "old" else ():
-    delattr(core, name)
 model = torch.nn.Linear(4, 4).to("hpu")
 gone = weakref.ref(model.weight)
 del model
@@ -58,8 +55,8 @@ print("SAW", json.dumps({"outlives": gone() is not None, "inference": attributes
 """
 
 
-def lazy_process(names: str, **environment: str) -> dict[str, Any]:
-    done = run("-c", LAZY, names, **environment)
+def lazy_process(**environment: str) -> dict[str, Any]:
+    done = run("-c", LAZY, **environment)
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("SAW ")]
     found: dict[str, Any] = json.loads(line.removeprefix("SAW "))
@@ -69,11 +66,10 @@ def lazy_process(names: str, **environment: str) -> dict[str, Any]:
 def test_a_lazy_process_keeps_no_parameter_but_the_mode_of_inference() -> None:
     """Weight sharing, on by default, holds every parameter for good: the next model of a warm
     worker would stand beside the last one. Our variables switch it off. A job in bf16 after one in
-    fp8 would compile its graphs for inference mode too, with the old names of the calls as with the
-    new ones."""
+    fp8 would compile its graphs for inference mode too."""
     with ThreadPoolExecutor() as pool:
-        ours = pool.submit(lazy_process, "old")
-        shared = lazy_process("new", PT_HPU_WEIGHT_SHARING="1")
+        ours = pool.submit(lazy_process)
+        shared = lazy_process(PT_HPU_WEIGHT_SHARING="1")
     assert shared == {"outlives": True, "inference": [False, True, True]}
     assert ours.result() == {"outlives": False, "inference": [False, True, True]}
 

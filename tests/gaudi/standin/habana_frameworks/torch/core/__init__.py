@@ -21,18 +21,3 @@ def hpu_inference_initialize(
     model: Any = None, mark_scales: bool = True, mark_non_scales: bool = False
 ) -> None:
     hpu.enable_inference_mode()
-
-
-# Names of earlier releases, which are announced to go.
-
-
-def hpu_initialize(
-    model: Any = None,
-    mark_only_scales_as_const: bool = False,
-    optimizer: Any = None,
-    args: Any = None,
-) -> None:
-    hpu.enable_inference_mode()
-
-
-hpu_set_env = hpu_set_inference_env = hpu_inference_set_env

@@ -12,15 +12,9 @@ from ..utils.internal import is_lazy
 registry: dict[int, torch.nn.Parameter] = {}
 
 
-def _asked(name: str) -> bool:
-    return os.environ.get(name, "1").upper() in ("ON", "1", "YES", "TRUE", "Y")
-
-
 def install() -> None:
     """Do what the bridge does when it is imported."""
-    if not is_lazy() or not (
-        _asked("PT_HPU_WEIGHT_SHARING") and _asked("EXPERIMENTAL_WEIGHT_SHARING")
-    ):
+    if not is_lazy() or os.environ.get("PT_HPU_WEIGHT_SHARING", "1") != "1":
         return
     module = torch.nn.Module
     to, getattr_ = module.to, module.__getattr__
