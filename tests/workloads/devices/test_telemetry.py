@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -146,15 +145,7 @@ def test_a_gpu_on_which_somebody_computes_is_not_free(nvml: Nvml) -> None:
     assert CUDA.occupied(0) is None  # NVIDIA's own broker takes nothing from a job
     nvml.processes |= {900: "/usr/bin/python3", 71: "vllm"}
     assert CUDA.occupied(0) == "card 0 is held by process 71 (vllm), process 900 (python3)"
-
-
-def test_where_nobody_can_tell_a_gpu_counts_as_free(nvml, monkeypatch) -> None:
-    """The driver does not tell, or there is no package: a job tries, and says what it ran into."""
-    nvml.processes = {900: "python"}
-    assert CUDA.occupied(1) is None
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    nvidia.close_nvml()
-    assert CUDA.occupied(0) is None
+    assert CUDA.occupied(1) is None  # the driver does not tell: a job says what it runs into
 
 
 def test_the_library_stays_open_until_it_fails(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:

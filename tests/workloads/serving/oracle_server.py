@@ -36,7 +36,6 @@ class OracleServer:
         app = web.Application(client_max_size=1 << 28)
         app.router.add_post("/v1/completions", self._counted(self._completions))
         app.router.add_post("/v1/chat/completions", self._counted(self._completions))
-        app.router.add_get("/late", self._late)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         return app
@@ -46,11 +45,6 @@ class OracleServer:
 
     async def _models(self, _request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "m", "object": "model"}]})
-
-    async def _late(self, _request: web.Request) -> web.Response:
-        """The 90th percentile of how late this server was since it was last asked."""
-        late_s, self.late_s = sorted(self.late_s), []
-        return web.json_response(late_s[len(late_s) * 9 // 10] if late_s else 0.0)
 
     def _counted(
         self, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
