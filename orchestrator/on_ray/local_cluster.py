@@ -79,7 +79,11 @@ class LocalCluster(RayCluster):
             arguments["plasma_store_socket_name"] = str(directory / f"store-{key}")
             arguments["raylet_socket_name"] = str(directory / f"node-{key}")
         else:  # no run needs what else a head has
-            arguments |= {"include_log_monitor": False, "no_monitor": True}
+            arguments |= {
+                "include_dashboard": False,
+                "include_log_monitor": False,
+                "no_monitor": True,
+            }
         started = self.ray_cluster.add_node(
             node_name=name,
             node_ip_address=LOOPBACK,
@@ -144,8 +148,6 @@ def _empty_cluster() -> Iterator[LocalCluster]:
         stack.enter_context(
             _wrapped("ConsolePopen", lambda start: functools.partial(start, start_new_session=True))
         )
-        # Without its dashboard Ray would start the process all the same, to report usage.
-        stack.enter_context(_wrapped("start_api_server", lambda _: lambda *_, **__: (None, None)))
         # Ray would set a handler of SIGTERM of its own; the guard ends what a killed driver leaves.
         ray_cluster = Cluster(shutdown_at_exit=False)
         cluster = LocalCluster(address="", directory=directory.path, ray_cluster=ray_cluster)
@@ -175,6 +177,8 @@ def _environment(directory: Path) -> dict[str, str | None]:
     return {
         **token,
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray reports that usage reports are disabled: to nobody.
+        "RAY_USAGE_STATS_REPORT_URL": f"http://{LOOPBACK}:9/",
         **WORKER_VARIABLES,
         # Otherwise nodes without CPUs end the processes of tasks after a second, and each job would
         # start one.
