@@ -8,6 +8,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -241,15 +242,18 @@ HARMLESS: dict[str, Sequence[Change]] = {
 }
 
 
+@cache
+def loaded(directory: Path) -> Any:
+    return load_causal_model(open_model(str(directory)), dtype=torch.float32)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", HARMLESS)
 def test_passes(kind: str, good: Path, tmp_path: Path) -> None:
     """And computes what the original computes."""
     changed = cases.copied(good, tmp_path / kind, *HARMLESS[kind])
     assert words(changed) == ""
-    models = [
-        load_causal_model(open_model(str(path)), dtype=torch.float32) for path in (changed, good)
-    ]
+    models = [loaded(changed), loaded(good)]
     assert models[0].new_weights == ()
     ids = torch.tensor([[5, 17, 200, 3]])
     with torch.no_grad():

@@ -128,7 +128,7 @@ MERGED = {"type": "BPE", "vocab": {"a": 0}, "merges": [["b", "c"]]}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["epsilon", "depth", "loop", "doubled", "include"])
+@pytest.mark.parametrize("kind", ["epsilon", "depth", "loop", "doubled"])
 def test_a_strangers_directory_is_refused_with_file_and_reason(kind, tmp_path, capfd, monkeypatch):
     """The plan's look does it, whose test has the other kinds; ``make rehearsal`` describes all."""
     if kind == "loop":

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from generation_cases import request
 from odd_models import LLAMA
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from workloads.base import BadConfiguration, DataMissing
 from workloads.devices import device_for
@@ -61,8 +64,6 @@ def load(directory: Path) -> Any:
 def test_a_checkpoint_that_would_run_code_is_refused(tmp_path: Path, trained: bool) -> None:
     directory = model_directory(tmp_path / "model")
     mark = tmp_path / "mark"
-    import torch
-
     torch.save({"model.norm.weight": Evil(mark)}, directory / "pytorch_model.bin")
     with pytest.raises((pickle.UnpicklingError, DataMissing, RuntimeError, ValueError)):
         if trained:
@@ -76,8 +77,6 @@ def test_a_checkpoint_that_would_run_code_is_refused(tmp_path: Path, trained: bo
 
 
 def test_what_training_wrote_is_refused_when_it_would_run_code(tmp_path: Path) -> None:
-    import torch
-
     mark = tmp_path / "mark"
     torch.save({"x": Evil(mark)}, tmp_path / "adapter_model.bin")
     with pytest.raises(pickle.UnpicklingError):
@@ -100,18 +99,8 @@ def own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         auto_map={"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"},
     )
     (directory / "own.py").write_text(OWN_CODE.format(mark=str(mark)))
-    from safetensors.torch import save_file
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        **{
-            name: value
-            for name, value in json.loads((directory / "config.json").read_text()).items()
-            if name not in ("model_type", "architectures", "auto_map")
-        }
-    )
-    state = {k: v.contiguous() for k, v in LlamaForCausalLM(config).state_dict().items()}
-    save_file(state, directory / "model.safetensors", metadata={"format": "pt"})
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**LLAMA))
+    save_file(model.state_dict(), directory / "model.safetensors", metadata={"format": "pt"})
     return directory
 
 
