@@ -170,8 +170,11 @@ class Driver:
 
     def _next_events(self) -> list[Event]:
         events, self._late = self._late, []
-        if self._rows.waiting:
-            events += self._look()  # which gives cards their next work before the disk is awaited
+        if self._rows.waiting:  # cards get their next work before the disk is awaited
+            try:
+                events += self.executor.events(0.0)
+            except Exception as error:
+                self.view.line(f"the executor failed: {error!r}")
         self._rows.write()
         if not events:
             events += self._patience.act("the executor", self._poll, ClusterError)
@@ -199,13 +202,6 @@ class Driver:
         self._ahead_s = ahead_s
         by_s = 0.0 if known is None else ahead_s - known
         return [ClockSet(at=now, ahead_s=ahead_s, by_s=by_s)]
-
-    def _look(self) -> list[Event]:
-        try:
-            return self.executor.events(0.0)
-        except Exception as error:
-            self.view.line(f"the executor failed: {error!r}")
-            return []
 
     def _poll(self) -> list[Event]:
         wait = self.poll_s

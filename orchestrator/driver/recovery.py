@@ -47,8 +47,8 @@ def clear_up(store: Store, say: Callable[[str], None]) -> None:
     if ended:
         shown = listed([f"{pid} {command[:40]}" for pid, command in ended.items()])
         say(f"ended its orphan processes here: {shown}")
-    for note in store.notes:
-        say(note)
+    if store.note:
+        say(store.note)
     for attempt_id in store.interrupted:
         say(f"attempt {attempt_id} was running then: LOST, its job is tried again")
 

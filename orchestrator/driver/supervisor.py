@@ -82,10 +82,6 @@ class SupervisorLink:
         """Return whether a driver before this one has died."""
         return self.number > 1
 
-    def variables(self) -> dict[str, str]:
-        """Variables for the driver's environment."""
-        return {VARIABLE: json.dumps(asdict(self))}
-
     def report(self, **facts: Any) -> None:
         """Report to the supervisor; ignored if it is dead, since this process dies with it."""
         with contextlib.suppress(OSError):
@@ -313,9 +309,8 @@ class Supervisor:
         rows_before = self._rows_changed()
         for name in ("drives", "ended", "again"):
             self._facts.pop(name, None)
-        self._driver = subprocess.Popen(
-            self.command, env=os.environ | link.variables(), pass_fds=[writing]
-        )
+        environment = os.environ | {VARIABLE: json.dumps(asdict(link))}
+        self._driver = subprocess.Popen(self.command, env=environment, pass_fds=[writing])
         os.close(writing)
         if self._stops:  # the signal came before there was anybody to pass it on to
             self._driver.terminate()

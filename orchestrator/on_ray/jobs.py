@@ -319,7 +319,7 @@ class JobServer:
     def jobs(self) -> list[JobInfo]:
         """Every submitted job that Nightgrid made, the newest first."""
         listed = [job for job in self.client.list_jobs() if job["submission_id"]]
-        made_here = [job for job in listed if _metadata(job).get(MADE_BY) == "nightgrid"]
+        made_here = [j for j in listed if (j.get("metadata") or {}).get(MADE_BY) == "nightgrid"]
         made_here.sort(key=lambda job: job["start_time"] or 0, reverse=True)
         return list(map(_info, made_here))
 
@@ -468,11 +468,8 @@ def new_submission_id(run: str) -> str:
     return f"nightgrid-{run}-{stamp}-{os.urandom(2).hex()}"
 
 
-def _metadata(job: Mapping[str, Any]) -> Mapping[str, Any]:
-    return job.get("metadata") or {}
-
-
 def _info(job: Mapping[str, Any]) -> JobInfo:
+    metadata = job.get("metadata") or {}
     started, ended = job.get("start_time"), job.get("end_time")  # milliseconds
     return JobInfo(
         submission_id=job["submission_id"],
@@ -482,9 +479,9 @@ def _info(job: Mapping[str, Any]) -> JobInfo:
         started_at=started / 1000 if started else None,
         ended_at=ended / 1000 if ended else None,
         exit_code=job.get("driver_exit_code"),
-        run=str(_metadata(job).get(RUN, "")),
-        results=str(_metadata(job).get(RESULTS, "")),
-        submitter=str(_metadata(job).get(SUBMITTER, "")),
+        run=str(metadata.get(RUN, "")),
+        results=str(metadata.get(RESULTS, "")),
+        submitter=str(metadata.get(SUBMITTER, "")),
     )
 
 

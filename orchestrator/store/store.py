@@ -178,10 +178,9 @@ class Store:
         return self._identity.run_id
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences for the user about the run's id."""
-        note = self._identity.note if self._identity is not None else ""
-        return (note,) if note else ()
+    def note(self) -> str:
+        """A sentence for the user about the run's id; empty without one."""
+        return self._identity.note if self._identity is not None else ""
 
     def append(self, *measurements: Measurement) -> Path:
         """Write rows, which survive a power failure on return, and return the log's path. Safe to

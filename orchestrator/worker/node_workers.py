@@ -77,7 +77,7 @@ class NodeWorkers:
         """Last report of each busy worker, by worker id."""
         with self._lock:
             workers = list(self._workers.values())
-        reports = {worker.name: worker.process.progress() for worker in workers}
+        reports = {worker.name: worker.process.progress for worker in workers}
         return {name: progress for name, progress in reports.items() if progress is not None}
 
     def look(self) -> None:

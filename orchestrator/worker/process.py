@@ -40,14 +40,15 @@ _BEFORE_TAIL_BYTES = 1 << 16
 
 
 class WorkerProcess:
-    """One thread calls ``start``, ``listen``, ``run``; any may call ``progress`` and ``stop``."""
+    """One thread calls ``start``, ``listen``, ``run``; any may read ``progress`` or ``stop`` it."""
 
     def __init__(self, request: Start) -> None:
         self._request = request
         self._config = request.config
         self._process: SpawnedProcess | None = None
         self._channel: Connection | None = None
-        self._progress: Progress | None = None
+        #: The process's last report of its activity; None when it is idle.
+        self.progress: Progress | None = None
         self._info: WorkerInfo | None = None
         self._stop_reason: str | None = None
         self._gone = threading.Event()
@@ -112,7 +113,7 @@ class WorkerProcess:
         attempt, failure = request.attempt, request.rendezvous
         lasted = Interval()
         self.timed = None
-        self._progress = Progress(  # until the process says more, which a hang may keep it from
+        self.progress = Progress(  # until the process says more, which a hang may keep it from
             worker_id=self._request.worker_id, attempt_id=attempt.attempt_id, phase="start"
         )
         try:
@@ -128,7 +129,7 @@ class WorkerProcess:
         except (EOFError, OSError):
             failure = self._death(attempt.job.label)
         finally:
-            self._progress = None
+            self.progress = None
         taken_away = self._stop_reason is not None or "spawner_lost" in self._exit
         return RankOutcome(
             rank=request.rank,
@@ -138,10 +139,6 @@ class WorkerProcess:
             failure=failure,
             worker=self._info,
         )
-
-    def progress(self) -> Progress | None:
-        """The process's last report of its activity; None when it is idle."""
-        return self._progress
 
     def stop(self, reason: str) -> None:
         """Kill the process and its children and wait until they are gone."""
@@ -172,8 +169,8 @@ class WorkerProcess:
         if kind == self._config.kind or ordinary not in self._request.environments:
             return None  # a kind that this card never has is for the worker to refuse
         if software:  # made by the first job that needs it
-            before = self._progress
-            self._progress = Progress(
+            before = self.progress
+            self.progress = Progress(
                 worker_id=self._request.worker_id, attempt_id=attempt.attempt_id, phase="install"
             )
             try:
@@ -182,7 +179,7 @@ class WorkerProcess:
                 if self._stop_reason is not None:
                     return self._death(f"installing {software}")
                 return Failure(classify(error), one_line(redact(str(error), os.environ), 2000))
-            self._progress = before
+            self.progress = before
         self._kill()
         environment = self._request.environments[ordinary]
         self._config = replace(self._config, kind=kind, environment=environment)
@@ -208,7 +205,7 @@ class WorkerProcess:
             kind, value = self._channel.recv()
             if kind != "progress":
                 return kind, value
-            self._progress = value
+            self.progress = value
 
     def _watch(self) -> None:
         assert self._process is not None

@@ -163,7 +163,7 @@ def test_the_largest_batch_that_fits_a_card_of_86_mib_is_found(tmp_path: Path) -
     single = {"repeat_flagged": 0, "warmup": 0, "min_repeats": 1, "max_repeats": 1}
     kind = {"workload": "text-generation", "model": "tiny-chatglm3", "accelerator": "HPU"}
     lengths = {"input_tokens": 256, "output_tokens": 2, "ignore_eos": True, "prompts": 1}
-    search = {"batch_size": {"max": {"cap": 24, "tolerance": 0.25}}, "precision": "fp32"}
+    search = {"batch_size": {"max": {"cap": 24, "tolerance": 0.5}}, "precision": "fp32"}
     grid = {
         "name": "night",
         "measure": {**single, "time_limit_s": 5},
@@ -189,7 +189,7 @@ def test_the_largest_batch_that_fits_a_card_of_86_mib_is_found(tmp_path: Path) -
         for state in (State.SUCCEEDED, State.OUT_OF_MEMORY)
     )
     assert len(fits) + len(refused) == len(tried)
-    assert max(fits) == final.batch_size < min(refused) <= 1.25 * max(fits) + 1
+    assert max(fits) == final.batch_size < min(refused) <= 1.5 * max(fits) + 1
     told = re.search(r"batch size (\d+) fits and (\d+) does not.*\((\d+) probes\)", final.reason)
     assert told is not None, final.reason
     assert [int(number) for number in told.groups()] == [max(fits), min(refused), len(tried)]

@@ -100,6 +100,16 @@ def test_what_was_measured_anew_is_not_measured_anew_once_more(
     assert len(measured(dataclasses.replace(again, supervisor=later), tmp_path)) > len(first)
 
 
+def looking(looks: list[list[Node]]) -> Session:
+    """A session whose cluster has these nodes at each look, the last ones from then on."""
+    with in_process_session([Accelerator.HPU]) as session:
+        return dataclasses.replace(
+            session,
+            nodes=tuple(looks[0]),
+            look=lambda: tuple(looks.pop(0) if len(looks) > 1 else looks[0]),
+        )
+
+
 def waiting(
     looks: list[list[Node]],
     cards: dict[str, int],
@@ -111,16 +121,10 @@ def waiting(
     run: Path = Path("none"),
     kinds: tuple[Accelerator, ...] = (Accelerator.HPU, Accelerator.GPU),
 ) -> Session:
-    with in_process_session([Accelerator.HPU]) as session:
-        session = dataclasses.replace(
-            session,
-            nodes=tuple(looks[0]),
-            look=lambda: tuple(looks.pop(0) if len(looks) > 1 else looks[0]),
-        )
-        link = SupervisorLink(supervisor=1, pipe=pipe, began=0.0, number=life, cards=cards)
-        options = RunOptions(supervisor=link, resume=resume)
-        jobs = [job(accelerator=kind) for kind in kinds]
-        return nodes.with_its_nodes(jobs, options, session, said.append, run)
+    link = SupervisorLink(supervisor=1, pipe=pipe, began=0.0, number=life, cards=cards)
+    options = RunOptions(supervisor=link, resume=resume)
+    jobs = [job(accelerator=kind) for kind in kinds]
+    return nodes.with_its_nodes(jobs, options, looking(looks), said.append, run)
 
 
 def test_nodes_that_were_there_are_waited_for(monkeypatch: pytest.MonkeyPatch, pipe: int) -> None:
@@ -171,13 +175,9 @@ def test_cards_that_no_job_of_the_grid_needs_are_not_waited_for(
 def test_nodes_that_join_late_are_waited_for(monkeypatch, patience_s: float, joined: int) -> None:
     monkeypatch.setattr(nodes.time, "sleep", lambda _: None)
     one, two = node("hpu-1", 8), node("hpu-2", 8)
-    looks, said = [(one,), (one, two)[:joined]], list[str]()
+    session, said = looking([[one], [one, two][:joined]]), list[str]()
     late = [job(), job(cards=16)]
-    with in_process_session([Accelerator.HPU]) as session:
-        session = dataclasses.replace(
-            session, nodes=(one,), look=lambda: looks.pop(0) if len(looks) > 1 else looks[0]
-        )
-        session = nodes.with_cards_for(late, patience_s, session, said.append)
+    session = nodes.with_cards_for(late, patience_s, session, said.append)
     assert len(session.nodes) == joined
     has = "cards for jobs of 16 HPU; the cluster has 8 HPU"
     waits, goes_on = f"waiting up to {patience_s:.0f}s".replace("60s", "1m00s"), "going on without"

@@ -13,7 +13,7 @@ import pytest
 from core_cases import Clock, a_worker
 from lossy_exchange import LossyNode, LossyRay
 from ray.exceptions import ActorUnavailableError
-from schedule_cases import job, node
+from schedule_cases import job, node, result_of
 
 from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.events import (
@@ -29,6 +29,7 @@ from orchestrator.core.events import (
 )
 from orchestrator.core.job import State
 from orchestrator.core.outcome import Attempt, Failure, FailureClass, Outcome, RankOutcome
+from orchestrator.core.readings import Energy
 from orchestrator.on_ray import outcomes
 from orchestrator.on_ray.channel import AgentChannel
 from orchestrator.on_ray.executor import STOP_PATIENCE_S, WorkerPool
@@ -276,13 +277,16 @@ def test_a_gang_whose_first_worker_dies_before_the_rendezvous_is_lost(agent: Age
 
 
 def test_an_outcome_has_the_energy_and_readings_of_its_card(agent: Agent) -> None:
-    changed = a_worker(worker_id="w0", threads=3)
     agent.run("a")
-    response = ended("a")
+    response, energy = ended("a"), Energy(energy_j=1.0, duration_s=2.0, source="power")
     assert isinstance(response.outcome, RankOutcome)
-    outcome = dataclasses.replace(response.outcome, worker=changed)
-    [event] = agent.hear(dataclasses.replace(response, outcome=outcome))
-    assert isinstance(event, AttemptEnded) and event.outcome.ranks[0].worker == changed
+    outcome = dataclasses.replace(response.outcome, result=result_of(4, 10.0))
+    read: dict[str, Any] = {"energy": energy, "readings": {"clock_mhz": "1500"}}
+    [event] = agent.hear(dataclasses.replace(response, outcome=outcome, **read))
+    assert isinstance(event, AttemptEnded)
+    [rank] = event.outcome.ranks
+    assert rank.energy == energy and rank.result is not None
+    assert rank.result.details == {"clock_mhz": "1500"}
 
 
 # ---------------------------------------------------------------- agents that are away

@@ -35,10 +35,10 @@ def test_a_copy_gets_an_id_of_its_own_and_says_so(tmp_path: Path) -> None:
     old = open_by_driver(run).run_id
     copied = open_by_driver(copy(run, "copy"))
     assert copied.run_id != old and ids_at(copied.path) == (copied.run_id, old)
-    (note,) = copied.notes
+    note = copied.note
     assert f"was copied from {run}" in note
     again = open_by_driver(run)
-    assert again.run_id == old and again.notes == ()
+    assert again.run_id == old and again.note == ""
     assert open_by_driver(copied.path).run_id == copied.run_id
 
 
@@ -90,7 +90,7 @@ def test_what_is_no_id_is_set_aside(tmp_path: Path, make: Callable[[Path], objec
     run.mkdir()
     make(run / run_files.RUN_ID)
     store = open_by_driver(run)
-    (note,) = store.notes
+    note = store.note
     assert "held no run id" in note and len(store.run_id) == 12
     assert (store.quarantine_path / run_files.RUN_ID).exists()
 

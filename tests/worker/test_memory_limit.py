@@ -21,10 +21,8 @@ PROGRAM = """
 import json, os, sys
 from threading import Event, Thread
 import torch
-from orchestrator.worker.memory_limit import memory_kills
-from orchestrator.worker.worker import describe
-from workloads.devices import device_for
 from orchestrator.worker.memory_limit import MemoryLimit
+from orchestrator.worker.worker import describe
 from workloads.devices import device_for
 torch.set_num_threads(1)
 

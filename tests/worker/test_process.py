@@ -378,7 +378,7 @@ def test_a_stuck_worker_is_stopped_with_its_children(server: Server, tmp_path: P
     process = server.process(run=source)
     info = info_of(process)
     running = in_background(process)
-    assert until(lambda: (p := process.progress()) is not None and p.phase == "warmup", 10)
+    assert until(lambda: (p := process.progress) is not None and p.phase == "warmup", 10)
     assert until(lambda: file.exists() and file.read_text() != "", 10)
     child = int(file.read_text())
     time.sleep(0.6)  # into the held lock
