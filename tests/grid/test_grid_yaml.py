@@ -78,11 +78,6 @@ def test_all_problems_of_the_composer_are_collected() -> None:
     assert "first on line 1" in found[0][2]
 
 
-def test_every_tab_of_the_indentation_is_named() -> None:
-    found = problems(b"a:\n\tb: 1\n  \tc: 2\n")
-    assert [(line, column) for line, column, _ in found] == [(2, 1), (3, 3)]
-
-
 @pytest.mark.parametrize("start", ["", "\n \t"])
 def test_json_may_be_indented_with_tabs(start: str) -> None:
     data = {"name": "g", "experiments": [{"axes": {"batch_size": [1, 2]}, "text": "a\tb \u00e9"}]}

@@ -127,7 +127,6 @@ def test_a_search_with_questions_stops_at_them_unless_it_is_to_go_on(
         ("{best: throughput, about: {batch_size: 1}}", 'unknown key "about"', "for"),
         ("{best: throughput, for: {modell: x}}", 'unknown key "modell"', "did you mean model?"),
         ("{best: throughput, for: {batch_size: 4}}", "no job has batch_size 4", "there is: 1, 2"),
-        ('{best: throughput, subject_to: {ttft_s: "< 1"}}', "is not a bound", '"<= 0.5"'),
         ("{best: throughput, confidence: 1.5}", "1.5 is no confidence", "confidence: 0.9"),
         ("{best: throughput, confidence: 10 %}", "is no confidence", "from 0.5"),
         ("{best: throughput, within: 1}", "1 is no within", "within: 1 %"),

@@ -6,15 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import pytest
 from core_cases import a_past_row
 from grid_cases import grid
-from hypothesis import given
-from hypothesis import strategies as st
 from schedule_cases import Cluster, Fixed, busy_cluster, cluster_of, job, node
-from simulated_runs import Scattered, thorough
+from simulated_runs import Scattered
 
 from orchestrator.core.errors import GridError
 from orchestrator.core.events import RunAttempt
@@ -33,7 +30,7 @@ from orchestrator.grid.dependencies import (
 )
 from orchestrator.grid.parser import load_grid
 from orchestrator.planning.planner import make_plan
-from orchestrator.scheduler.simulator import Faults, SimulationSettings, simulate
+from orchestrator.scheduler.simulator import simulate
 from workloads.models.products import Saving
 
 SAVER = job("saver", workload="finetuning", parameters=(("save_adapter", "advert"),))
@@ -264,29 +261,6 @@ def test_jobs_that_need_each_other_do_not_hang_the_run() -> None:
         assert "can never start" in cluster.finals()[name].reason
     cluster.play_out()
     assert cluster.finals()["other"].state is State.SUCCEEDED
-
-
-@thorough
-@given(seed=st.integers(0, 2**32), count=st.integers(1, 30))
-def test_without_faults_every_chain_is_worked_off(seed: int, count: int) -> None:
-    random = Random(seed)
-    jobs = [job(str(n), cards=random.choice([1, 1, 2, 4])) for n in range(count)]
-    planned = [
-        PlannedJob(
-            job=each,
-            action=Action.RUN,
-            needs=tuple(o.job_id for o in random.sample(jobs[:n], min(n, random.randrange(3)))),
-        )
-        for n, each in enumerate(jobs)
-    ]
-    random.shuffle(planned)
-    result = simulate(
-        planned,
-        [node()],
-        Scattered(seed),
-        settings=SimulationSettings(seed=seed, noise=0.2, faults=Faults()),
-    )
-    assert {row.state for row in result.rows} == {State.SUCCEEDED}
 
 
 def test_what_others_wait_for_goes_first() -> None:

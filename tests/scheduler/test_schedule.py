@@ -28,27 +28,6 @@ def test_unsupported_jobs_get_their_row_at_the_first_event() -> None:
     assert row.attempt is None
 
 
-def test_longest_first() -> None:
-    estimates = Fixed(by_name={"short": 5, "long": 50, "middle": 20})
-    cluster = busy_cluster(job("short"), job("long"), job("middle"), cards=1, estimates=estimates)
-    order = []
-    while cluster.running:
-        order.append(cluster.only().job.dataset)
-        cluster.ends(cluster.only())
-    assert order == ["long", "middle", "short"]
-
-
-def test_a_worker_goes_on_with_the_model_it_holds() -> None:
-    estimates = Fixed(by_name={"a1": 30, "a2": 20, "b1": 25, "b2": 25, "b3": 25})
-    jobs = [job("a1"), job("a2"), *[job(n, model="other") for n in ("b1", "b2", "b3")]]
-    cluster = busy_cluster(*jobs, cards=2, estimates=estimates)
-    held = cluster.run_of("a1")
-    commands = cluster.ends(held)
-    [run] = [c for c in commands if isinstance(c, RunAttempt)]
-    assert run.attempt.job.dataset == "a2"
-    assert run.attempt.cards == held.cards
-
-
 def test_a_model_nobody_holds_is_begun_before_it_is_too_late() -> None:
     """A job longer than all that is left goes before more of the model that a worker holds."""
     names = [f"a{n}" for n in range(6)]
