@@ -14,7 +14,7 @@ from orchestrator.worker.protocol import WorkerConfig
 from workloads.base import Result, whole_sample
 
 #: Repeats of a process.
-REPEATS = 40
+REPEATS = 20
 #: Of the wheels: 0.01 s of a core.
 SOURCE = """
 def work():
