@@ -22,7 +22,7 @@ from orchestrator.on_ray.local_cluster import emulate
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A mixed emulated cluster: half of a Gaudi server, two GPUs, one CPU node. A node that was
     lost is claimed anew after a second, one that died is known to be after 2.5 s, not 15, and
-    figures are exported every second, not every ten."""
+    figures are exported every three seconds, not every ten."""
     here = str(Path(__file__).parent)
     nodes = [
         emulated_node("hpu-1", Accelerator.HPU, (4, 5, 6, 7), 8),
@@ -32,7 +32,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", here, prepend=os.pathsep)  # for Ray's processes
         patch.syspath_prepend(here)
-        patch.setenv("RAY_metrics_report_interval_ms", "1000")
+        patch.setenv("RAY_metrics_report_interval_ms", "3000")
         patch.setenv("RAY_health_check_period_ms", "500")
         patch.setattr(claims, "RETRY_S", 1.0)
         before = {each.laddr.port for each in psutil.Process().net_connections("inet")}
