@@ -228,9 +228,6 @@ def painted(xl: str, stock: dict[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- T5
 
 
-CHECKPOINTED = {"gradient_checkpointing": True}
-
-
 def t5_training(batch_size: int, **changes: Any) -> Request:
     fields = SUMMARIES | {"samples": 16, "learning_rate": 1e-3} | changes
     measure = MeasureSettings(warmup=1, time_limit_s=600)
@@ -254,7 +251,6 @@ def t5(stock: dict[str, Any], both: list[dict[str, Any]]) -> dict[str, Any]:
         "stock": stock,
         "gang": both,
         "full": run(finetuning.run, t5_training(4)),
-        "checkpointed": run(finetuning.run, t5_training(4, **CHECKPOINTED)),
         "written": run(text_generation.run, summing_up(**habana)),
         "written in bf16": run(text_generation.run, summing_up(**habana, precision="bf16")),
     }
@@ -308,10 +304,11 @@ def lazy(dataset: str, model: str) -> dict[str, Any]:
         texts = forked(summed_up_by_transformers)
         stock_images, stock_texts = images.recv(), texts.recv()
         prepare(device_for("hpu"))
-        gangs = gang(t5_training(2, **CHECKPOINTED)), gang(bert_training("lazy", batch_size=2))
+        of_t5 = gang(t5_training(2, gradient_checkpointing=True))
+        of_bert = gang(bert_training("lazy", batch_size=2))
         return {
-            "t5": t5(stock_texts, gangs[0]),
-            "bert": bert(gangs[1]),
+            "t5": t5(stock_texts, of_t5),
+            "bert": bert(of_bert),
             "adapted": adapted(),
             "counted": counted(dataset, model),
             "images": painted(xl, stock_images),

@@ -139,16 +139,10 @@ def test_t5_is_trained_by_the_librarys_trainer_for_pairs(rows: dict[str, Any]) -
     assert losses["first_batch_loss_after"] < losses["first_batch_loss_before"]
 
 
-def test_gradient_checkpointing_learns_the_same(rows: dict[str, Any]) -> None:
-    """By torch's own function; the library's copy of it dies in T5's backward pass."""
-    checkpointed = rows["t5"]["checkpointed"]
-    assert checkpointed["loss"] == pytest.approx(rows["t5"]["full"]["loss"], rel=1e-6)
-    assert "use_reentrant=False" in checkpointed["details"]["gradient_checkpointing"]
-
-
 def test_two_cards_learn_what_one_learns_from_the_same_batch(rows: dict[str, Any]) -> None:
     """With checkpointing, two pairs on each of two cards: the mean of their losses is that of four
-    pairs on one card, at every step."""
+    pairs on one card without, at every step. It is by torch's own function, since the library's
+    copy of it dies in T5's backward pass."""
     one, (first, second) = rows["t5"]["full"], rows["t5"]["gang"]
     mean = [(a + b) / 2 for a, b in zip(first["loss"], second["loss"], strict=True)]
     assert mean == pytest.approx(one["loss"], rel=1e-5)
@@ -156,6 +150,7 @@ def test_two_cards_learn_what_one_learns_from_the_same_batch(rows: dict[str, Any
     tokens = zip(first["input_tokens"], second["input_tokens"], strict=True)
     assert [a + b for a, b in tokens] == one["input_tokens"]
     assert first["details"]["strategy"] == "ddp" and first["details"]["data_parallel"] == "2"
+    assert "use_reentrant=False" in first["details"]["gradient_checkpointing"]
 
 
 def test_summaries_are_those_of_stock_transformers(rows: dict[str, Any]) -> None:
