@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def rows_of(*arguments: str) -> dict[str, Any]:
-    """What ``gaudi_jobs.py`` prints: with arguments in lazy mode, else compiled."""
+    """Run ``gaudi_jobs.py`` and return its rows: with arguments in lazy mode, else compiled."""
     folders = [TESTS.parent, TESTS, TESTS / "workloads", os.environ.get("PYTHONPATH", "")]
     compiled = {"PT_HPU_LAZY_MODE": "0", "PT_ENABLE_INT64_SUPPORT": "1"}
     mode = {"PT_HPU_LAZY_MODE": "1"} if arguments else compiled
