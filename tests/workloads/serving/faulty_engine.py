@@ -1,16 +1,13 @@
 """An engine whose server is ``faulty_server.py``, with the fault that a job names.
 
 Tests install it by an entry point (``SPEC``), or call ``command``. Its faults are those of the
-server, and two more:
-
-    once:FAULT   only at the first start of all, noted in the directory FAULTY_SERVER_MARKS
-    port-taken   another program has the port of the first start
+server; ``once:FAULT`` comes only at the first start of all, which is noted in the directory
+FAULTY_SERVER_MARKS.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from pathlib import Path
 
@@ -40,24 +37,13 @@ def command(fault: str, place: ServerPlace) -> ServerCommand:
 def serve(request: Request, place: ServerPlace) -> ServerCommand:
     servers.SILENCE_S, servers.END_S = SILENCE_S, END_S
     fault = str(request.settings.get("fault") or "")
-    if fault == "port-taken" or fault.startswith("once:"):
-        first = _is_first(fault)
-        fault = fault.removeprefix("once:") if first else ""
-        if first and fault == "port-taken":
-            _taken.append(socket.create_server((place.host, place.port)))
+    if fault.startswith("once:"):
+        try:
+            Path(os.environ["FAULTY_SERVER_MARKS"], fault).touch(exist_ok=False)
+            fault = fault.removeprefix("once:")
+        except FileExistsError:
             fault = ""
     return command(fault, place)
-
-
-_taken: list[socket.socket] = []
-
-
-def _is_first(fault: str) -> bool:
-    try:
-        Path(os.environ["FAULTY_SERVER_MARKS"], fault).touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
 
 
 SPEC = EngineSpec(
