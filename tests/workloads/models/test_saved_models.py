@@ -105,9 +105,6 @@ def test_a_job_that_is_killed_while_it_replaces_a_model_loses_neither_name_nor_r
     assert beside == {f".{final.name}.lock"}
 
 
-PARTS = {"cards": 2, "tensor_parallel": 2}
-
-
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
@@ -115,7 +112,6 @@ PARTS = {"cards": 2, "tensor_parallel": 2}
         ({"method": "full", "save_model": "tests"}, "there is a directory tests"),
         ({"method": "lora", "save_model": "m"}, "trains an adapter"),
         ({"method": "qat", "save_model": "m"}, "int4 weights"),
-        ({"method": "full", "save_model": "m", **PARTS}, "a part of the model"),
     ],
 )
 def test_only_whole_models_are_saved_and_under_names_of_their_own(given, reason) -> None:
