@@ -67,6 +67,17 @@ def test_equal_values_of_other_types_are_told_apart(values: tuple[Scalar, Scalar
     assert [counted.reason(job(size=value)) for value in values] == [repr(v) for v in values]
 
 
+def test_fields_with_swapped_values_are_told_apart() -> None:
+    def rule(asked: JobDescription) -> Iterator[Refusal]:
+        if asked.precision and asked.cards > asked.batch_size:  # type: ignore[operator]
+            yield Refusal(setting="cards", reason=f"{asked.cards} > {asked.batch_size}")
+
+    counted = Counted(rule)
+    for cards, size in product((2, 4, 8, 1), (4, 2, 8, 1)):
+        expected = f"{cards} > {size}" if cards > size else ""
+        assert counted.reason(replace(job(batch_size=size), cards=cards)) == expected
+
+
 def test_a_rule_may_copy_what_it_is_given() -> None:
     def rule(job: JobDescription) -> Iterator[Refusal]:
         yield Refusal(setting="x", reason=str(replace(job, cards=2).batch_size))

@@ -40,6 +40,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def examined(bench, shared):
     bench.wait_for(lambda event: isinstance(event, NodeJoined) and event.node.name == "hpu-1")
     cluster = bench.cluster
+    cluster.add_ray_node("bare", num_cpus=0, resources={"emulated": 1})
     cluster.add_ray_node("frozen", num_cpus=0, resources={"emulated": 1})
     raylet = cluster.ray_nodes["frozen"].all_processes["raylet"][0].process.pid
     os.kill(raylet, signal.SIGSTOP)
@@ -50,13 +51,14 @@ def examined(bench, shared):
             examine=examine,
             packages=("csv", "nightgrid_none"),
             shared_dir=str(shared),
-            expected_nodes=5,
+            expected_nodes=6,
             timeout_s=TIMEOUT_S,
         ).of(cluster)
     finally:
         patience.undo()
         os.kill(raylet, signal.SIGCONT)
         bench.remove("frozen")
+        bench.remove("bare")
 
 
 def named(facts: ClusterFacts, name: str) -> NodeFacts:
@@ -68,7 +70,7 @@ def test_every_node_says_what_it_has(examined: ClusterFacts) -> None:
     assert cards["hpu-1"] == {Accelerator.HPU: 4}
     assert cards["gpu-1"] == {Accelerator.GPU: 2}
     assert cards["cpu-1"] == {Accelerator.CPU: 1}
-    assert cards["frozen"] == {}
+    assert cards["bare"] == cards["frozen"] == {}
     assert [node.name for node in examined.nodes if node.head] == ["hpu-1"]
     assert examined.token  # a process without one was refused
     node = named(examined, "hpu-1")
@@ -98,7 +100,7 @@ def test_cards_that_somebody_holds_are_not_free(examined: ClusterFacts) -> None:
 
 def test_nodes_that_lack_a_package_are_named(examined: ClusterFacts) -> None:
     found = {f.where: f.message for f in judge(examined) if f.check == "imports"}
-    assert found.keys() == {"hpu-1", "gpu-1", "cpu-1"}
+    assert found.keys() == {"bare", "hpu-1", "gpu-1", "cpu-1"}
     assert "nightgrid_none does not import: ModuleNotFoundError" in found["hpu-1"]
 
 
@@ -109,12 +111,12 @@ def test_a_frozen_node_is_a_finding_and_not_a_hang(examined: ClusterFacts) -> No
     assert exit_code(found) == CLUSTER_UNFIT
     told = "\n".join([*summary_lines(examined), *finding_lines(found)])
     assert "ERROR   frozen: it" in told and "hpu-1 (head), 4 HPU" in told
-    assert "5 expected nodes" in told  # it has four
+    assert "6 expected nodes" in told  # it has five
 
 
 def test_the_shared_directory_is_found_shared_and_left_clean(examined, shared) -> None:
     answered = [node.probe for node in examined.nodes if node.probe is not None]
-    assert len(answered) == 3
+    assert len(answered) == 4
     assert all(
         probe.shared and probe.shared.readable and probe.shared.written for probe in answered
     )

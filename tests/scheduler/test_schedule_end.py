@@ -11,6 +11,7 @@ from schedule_cases import (
     cluster_of,
     job,
     kinds,
+    node,
     nodes,
     numbered,
     result_of,
@@ -118,6 +119,20 @@ def test_the_breaker_stops_a_run_in_which_everything_fails_at_once() -> None:
     not_started = [row for row in cluster.rows if row.state is State.NOT_STARTED]
     assert len(not_started) >= 90
     assert "circuit breaker" in not_started[0].reason and "crash" in not_started[0].reason
+
+
+def test_the_breaker_trips_when_every_gang_has_a_worker_that_does_not_start() -> None:
+    """Those that are stopped with their gangs say nothing: the failed ones count in their order."""
+    failure = Failure(FailureClass.IMPORT, "no module named torch")
+    cluster = cluster_of(
+        *numbered(50, cards=2), on=[node(f"n{n}", cards=2) for n in range(6)], breaker_failures=4
+    )
+    last_ranks = [each for each, start in cluster.starting.items() if start.rank == 1]
+    cluster.stopped(*last_ranks[:3], failure=failure)
+    assert not any(row.state is State.NOT_STARTED for row in cluster.rows)
+    cluster.stopped(last_ranks[3], failure=failure)
+    assert len([row for row in cluster.rows if row.state is State.NOT_STARTED]) == 50
+    cluster.play_out()
 
 
 def test_workers_that_were_lost_while_starting_do_not_keep_the_breaker_waiting() -> None:

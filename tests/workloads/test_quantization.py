@@ -244,10 +244,16 @@ def test_a_method_whose_package_is_missing_says_how_to_get_it(monkeypatch) -> No
     ("given", "setting", "reason"),
     [
         ({"method": "auto-round"}, "numbers", "stores int4"),
+        ({"method": "static", "numbers": "fp8"}, "numbers", "static stores int8, not fp8"),
         ({"iters": 3}, "iters", "learns nothing"),
+        (LEARNED | {"bias_correction": True}, "bias_correction", "would not be in it"),
         (LEARNED | {"model": "random:tiny-chatglm3"}, "model", "no weights to read back"),
         (LEARNED | {"model": "sealed"}, "model", "sealed is protected, and auto-round writes"),
         ({"group_size": 32}, "group_size", "no groups"),
+        ({"numbers": "int4", "group_size": 40}, "group_size", "groups of 40 do not divide the"),
+        ({"held_out": 9999}, "held_out", "none would be left"),
+        ({"save_model": "tiny-t5"}, "save_model", "embedded model"),
+        ({"device": "hpu"}, "numbers", "no kernels for"),
         ({"samples": 10**6, "bias_correction": True}, "samples", "tokens, and what"),
         ({"precision": "int8"}, "precision", "is quantised"),
         ({"cards": 2}, "cards", "one card"),
@@ -255,7 +261,6 @@ def test_a_method_whose_package_is_missing_says_how_to_get_it(monkeypatch) -> No
     ],
 )
 def test_what_cannot_be_quantised_is_refused(given, setting, reason, shared) -> None:
-    """Beside what ``tests/planning/test_refused_settings.py`` shows by grids."""
     if given.get("model") == "sealed" and not (shared / "sealed").exists():
         (shared / "sealed").mkdir()
         config = Path(open_model("tiny-chatglm3").path, "config.json").read_bytes()

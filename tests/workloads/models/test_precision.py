@@ -40,6 +40,7 @@ def linear_weights(worker: Worker, name: str) -> list[Any]:
 def test_engines_say_what_they_do_otherwise() -> None:
     assert not precision.support("fp8", "hpu").supported
     assert "Neural Compressor" in precision.support("fp8", "hpu", "optimum-habana").means
+    assert "no int8 kernels" in precision.support("int8", "hpu", "optimum-habana").reason
     assert "refuse fp16" in precision.support("fp16", "hpu", "optimum-habana").reason
     assert precision.support("bf16", "cpu", "vllm") == precision.support("bf16", "cpu")
 

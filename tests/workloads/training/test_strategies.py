@@ -94,10 +94,10 @@ COMPRESSED: Cases = {
 
 #: Jobs that signal 9 ends in the middle, each beside the one that nothing ends.
 DIES: dict[str, Any] = {"save_every": 1, "dies_at": 1}
-FALLING = AS_ONE[2]["ddp"] | {"learning_rate_schedule": "linear"}
+FALLING = AS_ONE[2]["masked words"] | {"learning_rate_schedule": "linear"}
 UNBROKEN: Cases = {"falling rate": FALLING}
 KILLED: Cases = {
-    "killed, falling rate": FALLING | DIES,
+    "killed, falling rate": FALLING | DIES | {"save_mode": "async"},
     "killed, tensor": AS_ONE[2]["tensor"] | DIES,
 }
 KILLED_BY_DEEPSPEED: Cases = {"killed, zero3": BY_DEEPSPEED[2]["zero3"] | DIES}
