@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from generation_cases import MODEL, ONCE, PROMPTS, Worker, write_dataset
+from generation_cases import MODEL, ONCE, PROMPTS, Worker, request, write_dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.base import BadConfiguration, DataMissing, MeasureSettings, Unsupported
+from workloads.devices import device_for
 from workloads.engines.loaded import Generated, Generation
 from workloads.engines.passes import BatchedPass, Prompt
-from workloads.engines.transformers.generation import TransformersEngine
+from workloads.engines.transformers.generation import TransformersEngine, load
 from workloads.models import precision
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.models.prompts import NotRendered, encode_prompt
@@ -276,6 +277,26 @@ def test_prompts_without_room_are_cut_or_left_out_and_counted(
     result = worker.run(path, too_long=too_long, **changes)
     assert len({item.index for item in result.items}) == texts
     assert result.details[name].startswith(detail)
+
+
+def test_a_step_may_write_several_tokens_of_which_none_is_lost(small_model: str) -> None:
+    class Lookup(TransformersEngine):
+        def config(self, prepared: Any, generation: Generation) -> Any:
+            config = TransformersEngine.config(self, prepared, generation)
+            config.prompt_lookup_num_tokens = 4
+            return config
+
+    job = request("advertisegen-synthetic", model=small_model, batch_size=1)
+    plain = load(job, device_for("cpu"))
+    with torch.no_grad():
+        plain.model.get_output_embeddings().weight.zero_()  # one token again and again: guessable
+    engine = Lookup(**{each.name: getattr(plain, each.name) for each in dataclasses.fields(plain)})
+    steps: list[None] = []
+    generation = Generation(output_tokens=20, on_step=lambda: steps.append(None))
+    prepared = engine.prepare([engine.encode(PROMPTS[0])])
+    done = engine.generate(prepared, generation)()
+    assert len(steps) < 15 and len(done.tokens[0]) == 20
+    assert done.computed_tokens == prepared.input_ids.shape[1] + 19
 
 
 def test_a_conversation_that_the_chat_template_refuses_is_left_out(worker, tmp_path, monkeypatch):

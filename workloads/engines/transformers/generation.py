@@ -53,7 +53,7 @@ from workloads.util.processes import replaced
 
 
 class Steps(StoppingCriteria):
-    """Called by ``generate`` after every step, which writes a token; stops nothing."""
+    """Called by ``generate`` after every step, which may write several tokens; stops nothing."""
 
     def __init__(self, device: Device, on_step: Callable[[], None]) -> None:
         self.device, self.on_step = device, on_step
@@ -64,6 +64,10 @@ class Steps(StoppingCriteria):
         self.device.mark_step()
         self.on_step()
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+    def written(self, new: torch.Tensor) -> torch.Tensor:
+        """The tokens that the steps have written, of those behind the prompts."""
+        return new
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +89,11 @@ class TransformersEngine(TorchModel):
         batch, longest = prepared.input_ids.shape
 
         def fetch() -> Generated:
-            new = output.sequences[:, self.new_from(longest) :]
+            new = steps.written(output.sequences[:, self.new_from(longest) :])
             return Generated(
-                tokens=new[:, : steps.steps].tolist(),  # static shapes have padding behind them
+                tokens=new.tolist(),
                 # The last token of each row is not fed back.
-                computed_tokens=batch * (longest + steps.steps - 1),
+                computed_tokens=batch * (longest + new.shape[1] - 1),
                 logits=[step.float().cpu() for step in output.logits or ()],
             )
 
