@@ -22,7 +22,7 @@ from typing import TypeAlias
 from orchestrator.analysis.metrics import memory_is_known, peak_memory_bytes
 from orchestrator.analysis.rankings import work_of
 from orchestrator.analysis.ratio import Ratio, pooled, rate_of, ratio_of_rows
-from orchestrator.analysis.selection import Setting, precision_rank, stated_parameters
+from orchestrator.analysis.selection import Setting, precision_rank
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.settings import declared_of, usual_engine
@@ -55,7 +55,14 @@ class Effect:
     @property
     def label_setting(self) -> Setting:
         """The setting without values at their defaults, for labels."""
-        return replace(self.setting, parameters=tuple(stated_parameters(self.setting).items()))
+        setting = self.setting
+        declared = declared_of(setting.workload, setting.engine or usual_engine(setting.workload))
+        parameters = tuple(
+            (name, value)
+            for name, value in setting.parameters
+            if name not in declared or scalar(declared[name].default) != value
+        )
+        return replace(setting, parameters=parameters)
 
     @property
     def ratio(self) -> Ratio:
