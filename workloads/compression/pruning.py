@@ -46,7 +46,8 @@ def prunable_layers(model: Any, *kinds: type[torch.nn.Module]) -> dict[str, Any]
     but the output layer."""
     layers = hidden_layers(model, *kinds)
     if not layers:
-        raise BadConfiguration(f"sparsity: {type(model).__name__} has no layers to prune")
+        what = "dictionary_atoms" if kinds else "sparsity"
+        raise BadConfiguration(f"{what}: {type(model).__name__} has no layers for it")
     return layers
 
 

@@ -160,7 +160,7 @@ class Training:
     precision: str
     model: Any
     learning_rate: float
-    #: Trainable parameters -> optimizer; set by the technique of optimizers.
+    #: Trainable parameters -> optimizer.
     make_optimizer: Callable[[Sequence[torch.nn.Parameter]], Any] = field(init=False)
     optimizer: Any = None  # from ``on_optimizer`` on
     #: Entered around every forward pass, in this order (autocast).
@@ -227,6 +227,12 @@ class Training:
     def __post_init__(self) -> None:
         self.loss = self.task.function("loss")
         self.update = self._update
+        self.make_optimizer = self._adamw
+
+    def _adamw(self, parameters: Sequence[torch.nn.Parameter]) -> Any:
+        import torch
+
+        return torch.optim.AdamW(parameters, lr=self.learning_rate)
 
     def _update(self) -> None:
         for act in self.before_update:

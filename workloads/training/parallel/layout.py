@@ -315,6 +315,10 @@ _BY_DEEPSPEED: dict[str, Sequence[Any]] = {
 }
 
 
+#: Settings for which somebody may give up the strategy.
+_WITH_DDP = ("save_every", "save_mode", "save_model", "gradient_compression")
+
+
 def _lacking(
     job: JobDescription, where: str, possible: Mapping[str, Sequence[Any]]
 ) -> Iterator[Refusal]:
@@ -324,10 +328,11 @@ def _lacking(
         if value not in values:
             shown = str(value).lower() if isinstance(value, bool) else value
             others = " or ".join(one for one in values if isinstance(one, str))
+            hint = f"write {name}: {others}" if others else f"leave {name} out"
             yield Refusal(
                 setting=name,
                 reason=f"this version has no {name} {shown} {where}",
-                hint=f"write {name}: {others}" if others else f"leave {name} out",
+                hint=f"{hint}, or write strategy: ddp" if name in _WITH_DDP else hint,
                 unsupported=True,
             )
 

@@ -17,7 +17,6 @@ from workloads.training.parallel.layout import (
     idle_share,
     layout_refusals,
     make_groups,
-    model_parallel_size,
     pipeline_refusals,
     pipeline_size,
     tensor_refusals,
@@ -282,7 +281,7 @@ class GradientCompression(Technique):
     _bytes: int = 0
 
     def refusals(self, job: JobDescription) -> Iterable[Refusal]:
-        whole = model_parallel_size(job.parameters, job.cards) == job.cards
+        whole = tensor_size(job.parameters, job.cards) == job.cards
         if job.cards == 1 or whole:
             yield Refusal(
                 setting="gradient_compression",
