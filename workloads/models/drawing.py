@@ -222,7 +222,7 @@ _COLOURS = {
     "Output layer": "#e6dcf5",
 }
 _PLAIN = "#eceff1"
-_LEFT, _BOX_WIDTH, _LINE = 90.0, 460.0, 18.0
+_LEFT, _BOX_WIDTH, _LINE = 90.0, 540.0, 18.0
 _MIDDLE, _RIGHT = _LEFT + _BOX_WIDTH / 2, _LEFT + _BOX_WIDTH
 _RESIDUAL = 56.0  # x of the line around a branch
 _WIDTH = _BOX_WIDTH + 160
@@ -232,7 +232,7 @@ _ARROW = 8.0
 _SUM = 15.0  # from a branch to its plus
 _PAD = 10.0  # of a block, above and below together
 _FIRST = 17.0  # from a block's edge to its first baseline
-_DETAILS = 110.0  # x of details beside a title
+_DETAILS = 125.0  # x of details beside a title
 
 
 def _draw(picture: Picture, title: str) -> tuple[list[Mark], float]:
