@@ -96,7 +96,7 @@ class LocalCluster(RayCluster):
 
     def end(self) -> None:
         """Kill all nodes at once, without Ray's second of grace for each."""
-        for ray_node in self.ray_nodes.values():
+        for ray_node in self.ray_cluster.list_all_nodes():
             for started in chain.from_iterable(ray_node.all_processes.values()):
                 started.process.kill()
         self.ray_cluster.shutdown()

@@ -63,7 +63,7 @@ class Startup:
             middle = known[len(known) // 2]
             low, high = min(known[0], middle / START_FACTOR), max(known[-1], middle * START_FACTOR)
             span = Span(low, middle, high)
-        elif self.kind == PRIVATE:  # its head and nodes, torch's import, and a process a card
+        elif self.kind == PRIVATE:  # its nodes, torch's import, and a process a card
             span = Span(5.0 + 0.5 * cards, 12.0 + cards, 40.0 + 3.0 * cards)
         else:
             span = Span(1.0, 6.0, 25.0) if self.kind == IN_PROCESS else Span(3.0, 12.0, 60.0)

@@ -142,8 +142,10 @@ class Rows:
         if not self.tables:
             return table_of([], self.columns)
         table = pa.concat_tables(self.tables.values()).combine_chunks()
-        keys = [(name, "ascending") for name in ("recorded_at", "attempt_id", "invocation_id")]
-        order = pc.sort_indices(table, sort_keys=keys, null_placement="at_start")
+        zero = pa.scalar(0, table["recorded_at"].type)
+        at = pc.fill_null(table["recorded_at"], zero)
+        keys = table.select(["attempt_id", "invocation_id"]).add_column(0, "recorded_at", at)
+        order = pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names])
         arrays = table.select(self.columns).take(order).columns
         return pa.Table.from_arrays(arrays, schema=columns_schema(self.columns))
 

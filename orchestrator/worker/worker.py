@@ -287,11 +287,12 @@ class CardWorker:
             **({LOST: "; ".join(self.config.lost_cards)} if self.config.lost_cards else {}),
             **result.details,
         }
+        environment = dict(os.environ)  # copied once, not for each detail
         return dataclasses.replace(
             result,
             compile_s=result.compile_s or compiled.compile_s or 0.0,
             metrics={str(name): float(value) for name, value in result.metrics.items()},
-            details={name: redact(text, os.environ) for name, text in details.items()},
+            details={name: redact(text, environment) for name, text in details.items()},
         )
 
     def _set_threads(self, requested: int | None) -> int:

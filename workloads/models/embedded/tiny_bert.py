@@ -14,7 +14,7 @@ from workloads.models.embedded import copy_files, draw_weights, read_file, shape
 
 NAME = "tiny-bert"
 #: Increment when model or tokenizer change: part of the cache's key.
-RECIPE = 1
+RECIPE = 2
 SEED = 1
 
 #: Return the model's config.json.
