@@ -94,7 +94,6 @@ class Head:
                     *("--dashboard-agent-listen-port", str(agent)),
                     *("--metrics-export-port", str(metrics)),
                     *("--num-cpus", "0", "--object-store-memory", "80000000"),
-                    *("--include-log-monitor", "false"),  # no driver prints workers' logs
                     *("--resources", '{"HPU": 2, "emulated": 1, "server_cards": 2}'),
                 ],
                 env=self.environment,
@@ -390,6 +389,44 @@ def supervisor_of(run: str) -> psutil.Process | None:
     return None
 
 
+def test_rays_own_submit_works_from_a_checkout(head: Head, tmp_path: Path) -> None:
+    """`ray job submit --working-dir . -- python -m orchestrator run …` as it stands; without
+    --results the rows outlive the job's working directory, in the home of the driver's node."""
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    for name in ("orchestrator", "workloads"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, checkout / name, ignore=ignored)
+    for name in (".gitignore", ".rayignore"):
+        shutil.copy(ROOT / name, checkout / name)
+    (checkout / "grids").mkdir()
+    (checkout / "grids" / "small.yaml").write_text(GRID.replace("[1, 2]", "[1]"))
+    for big in (".venv/x", "results/run/rows.bin"):
+        (checkout / big).parent.mkdir(parents=True)
+        (checkout / big).write_bytes(b"big")
+    secret_files = (".env", ".netrc", ".ssh/id_ed25519", "tls/server.pem", "grids/.env.local")
+    for secret in secret_files:
+        (checkout / secret).parent.mkdir(exist_ok=True)
+        (checkout / secret).write_text("hunter2")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "ray.scripts.scripts", "job", "submit"),
+            *("--address", head.url, "--working-dir", "."),
+            *("--", "python", "-m", "orchestrator", "run", "grids/small.yaml"),
+        ],
+        cwd=checkout,
+        env=head.environment | {"PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=patience(150),
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert done.stdout.count("] SUCCEEDED  ") == 1
+    assert list((head.home / "nightgrid-results" / "submitted" / "rows").glob("*.parquet"))
+    left_out = {*secret_files, ".venv/x", "results/run/rows.bin"}
+    assert not [package for package in uploaded(head) if package & left_out]
+
+
 #: A grid whose model is at a path that no node has.
 PATHS = """\
 name: there
@@ -484,7 +521,6 @@ def late_node(head: Head) -> Iterator[None]:
         *("--address", head.address, "--node-name", "gpu-1", "--node-ip-address", "127.0.0.3"),
         *("--dashboard-agent-listen-port", str(ports[0]), "--metrics-export-port", str(ports[1])),
         *("--num-cpus", "0", "--num-gpus", "1", "--object-store-memory", "80000000"),
-        *("--include-log-monitor", "false"),
         *("--resources", '{"emulated": 1, "server_cards": 1}'),
     ]
     with (head.home / "late-node.log").open("wb") as log:
@@ -500,53 +536,28 @@ def late_node(head: Head) -> Iterator[None]:
         process.wait()
 
 
-def test_rays_own_submit_works_from_a_checkout_and_waits_for_a_node_that_joins_late(
-    head: Head, tmp_path: Path
-) -> None:
-    """`ray job submit --working-dir . -- python -m orchestrator run …` as it stands; without
-    --results the rows outlive the job's working directory, in the home of the driver's node.
-    Without --wait-for-cards jobs become UNSUPPORTED rows at once. The node's death, which doctor
-    would name, comes after the tests above."""
-    checkout = tmp_path / "checkout"
-    checkout.mkdir()
-    for name in ("orchestrator", "workloads"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / name, checkout / name, ignore=ignored)
-    for name in (".gitignore", ".rayignore"):
-        shutil.copy(ROOT / name, checkout / name)
-    (checkout / "grids").mkdir()
+def test_a_node_that_joins_late_is_waited_for(head: Head, tmp_path: Path) -> None:
+    """Without the option its jobs become UNSUPPORTED rows at once."""
     text = GRID.replace("HPU", "GPU").replace("[fp32, fp8]", "fp32").replace("[1, 2]", "[1]")
-    (checkout / "grids" / "small.yaml").write_text(text)
-    for big in (".venv/x", "results/run/rows.bin"):
-        (checkout / big).parent.mkdir(parents=True)
-        (checkout / big).write_bytes(b"big")
-    secret_files = (".env", ".netrc", ".ssh/id_ed25519", "tls/server.pem", "grids/.env.local")
-    for secret in secret_files:
-        (checkout / secret).parent.mkdir(exist_ok=True)
-        (checkout / secret).write_text("hunter2")
+    (tmp_path / "grid.yaml").write_text(text)
+    command = ["run", "grid.yaml", "--address", head.address, "--results", "rows"]
     waits = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "ray.scripts.scripts", "job", "submit"),
-            *("--address", head.url, "--working-dir", "."),
-            *("--", "python", "-m", "orchestrator", "run", "grids/small.yaml"),
-            *("--wait-for-cards", "120"),
-        ],
-        cwd=checkout,
-        env=head.environment | {"PYTHONPATH": ""},
+        [sys.executable, "-m", "orchestrator", *command, "--wait-for-cards", "120"],
+        cwd=tmp_path,
+        env=head.environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
     assert waits.stdout is not None
     words = "waiting up to 2m00s for cards for jobs of 1 GPU; the cluster has 2 HPU"
-    assert any(words in line for line in waits.stdout)
+    before = next((line for line in waits.stdout if words in line), "")
+    assert before
     with late_node(head):
         output, _ = waits.communicate(timeout=patience(150))
-    assert waits.returncode == 0, output[-4000:]
-    assert output.count("] SUCCEEDED  ") == 1
-    assert list((head.home / "nightgrid-results" / "submitted" / "rows").glob("*.parquet"))
-    left_out = {*secret_files, ".venv/x", "results/run/rows.bin"}
-    assert not [package for package in uploaded(head) if package & left_out]
+    assert waits.returncode == 0, output
+    (row,) = Store.existing(tmp_path / "rows", "submitted").measurements()
+    assert row.state is State.SUCCEEDED
 
 
 @pytest.mark.skipif(
