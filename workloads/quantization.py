@@ -51,7 +51,7 @@ from workloads.models.precision import (
 )
 from workloads.models.products import origin_by, save_trained
 from workloads.models.random_weights import PREFIX
-from workloads.models.rules import is_protected, linear_shapes, saving_refusals
+from workloads.models.rules import is_protected, saving_refusals, undivided_layer
 from workloads.registry import WorkChange, WorkloadSpec, task_for
 from workloads.rules import require_allowed
 from workloads.settings import amount, work
@@ -202,14 +202,13 @@ def _model(job: JobDescription, parameters: QuantizationParameters) -> Iterator[
     if parameters.numbers not in ("int4", "nf4"):
         return
     group = NF4_BLOCK if parameters.numbers == "nf4" else parameters.group_size or INT4_GROUP
-    for name, (_, inputs) in (linear_shapes(job.model) or {}).items():
-        if inputs % group:
-            yield Refusal(
-                setting="group_size" if parameters.numbers == "int4" else "numbers",
-                reason=f"groups of {group} do not divide the {inputs} inputs of {name}",
-                hint="choose a group_size that divides them, or numbers: int8",
-            )
-            return
+    if undivided := undivided_layer(job.model, group):
+        name, inputs = undivided
+        yield Refusal(
+            setting="group_size" if parameters.numbers == "int4" else "numbers",
+            reason=f"groups of {group} do not divide the {inputs} inputs of {name}",
+            hint="choose a group_size that divides them, or numbers: int8",
+        )
 
 
 def _texts(job: JobDescription, parameters: QuantizationParameters) -> Iterator[Refusal]:

@@ -36,7 +36,7 @@ from orchestrator.store.files import RAY_JOB_VARIABLE
 from orchestrator.worker import orphans
 from orchestrator.worker.environment import configured_threads
 from workloads.devices import all_devices
-from workloads.util.processes import OwnedDirectory
+from workloads.util.processes import OwnedDirectory, replaced
 
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 80_000_000  # rows are small; Ray's least is 75 MiB
@@ -155,17 +155,11 @@ def _empty_cluster() -> Iterator[LocalCluster]:
         yield cluster
 
 
-@contextlib.contextmanager
-def _wrapped(name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+def _wrapped(name: str, wrap: Callable[[Any], Any]) -> contextlib.AbstractContextManager[None]:
     """Wrap a function of Ray's services within the block."""
     from ray._private import services
 
-    before = getattr(services, name)
-    setattr(services, name, wrap(before))
-    try:
-        yield
-    finally:
-        setattr(services, name, before)
+    return replaced(services, **{name: wrap(getattr(services, name))})
 
 
 def _environment(directory: Path) -> dict[str, str | None]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported
 from workloads.models.precision import hidden_layers
-from workloads.models.rules import linear_shapes
+from workloads.models.rules import linear_shapes, undivided_layer
 from workloads.registry import Metric
 from workloads.settings import work
 from workloads.training.technique import Technique, Training
@@ -531,11 +531,10 @@ class Sparsity(Technique):
 
 def _undivided(job: JobDescription, setting: str, size: int, hint: str) -> Iterator[Refusal]:
     """Name the first linear layer whose inputs cannot be cut into vectors of a size."""
-    for name, (_, inputs) in (linear_shapes(job.model) or {}).items():
-        if inputs % size:
-            reason = f"the {inputs} inputs of {name} are no multiple of {size}"
-            yield Refusal(setting=setting, reason=reason, hint=hint)
-            return
+    if undivided := undivided_layer(job.model, size):
+        name, inputs = undivided
+        reason = f"the {inputs} inputs of {name} are no multiple of {size}"
+        yield Refusal(setting=setting, reason=reason, hint=hint)
 
 
 @dataclass(slots=True, kw_only=True)

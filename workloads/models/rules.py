@@ -484,6 +484,12 @@ def linear_names(model: str) -> frozenset[str] | None:
     return None if shapes is None else frozenset(name.rsplit(".", 1)[-1] for name in shapes)
 
 
+def undivided_layer(model: str, size: int) -> tuple[str, int] | None:
+    """Return the first linear layer whose inputs are no multiple of a size, and their number."""
+    shapes = (linear_shapes(model) or {}).items()
+    return next(((name, inputs) for name, (_, inputs) in shapes if inputs % size), None)
+
+
 def linear_shapes(model: str) -> dict[str, tuple[int, int]] | None:
     """Return (outputs, inputs) of linear layers by the headers; None if unknown.
 
