@@ -310,7 +310,7 @@ def test_channels_that_are_gone_are_those_that_a_mask_would_zero() -> None:
 
 def test_two_of_four_names_the_layer_that_it_does_not_divide(monkeypatch) -> None:
     monkeypatch.setattr(
-        "workloads.compression.pruning.linear_shapes", lambda model: {"layers.3.wide": (8, 30)}
+        "workloads.models.rules.linear_shapes", lambda model: {"layers.3.wide": (8, 30)}
     )
     (refusal,) = refuse(asked(method="full", sparsity="2:4"))
     assert "the 30 inputs of layers.3.wide" in refusal.reason and refusal.hint
