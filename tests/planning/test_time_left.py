@@ -215,8 +215,10 @@ def test_the_longest_job_bounds_the_time_left_and_repeats_are_added() -> None:
         remaining.end(job.job_id, 1.0)
         remaining.row(job.job_id, final=True)
     assert left_s(remaining, 1.0) > 60.0
-    for job in some[8:]:
-        remaining.drop(job.job_id)
+    remaining.begin("longest", some[-1].job_id, 1.0)
+    assert left_s(remaining, 81.0) < 50.0, "four fifths of it are done"
+    remaining.row("longest", final=True)  # lost with its node
+    remaining.drop(some[8].job_id)
     assert left_s(remaining, 1.0) == 0.0
     assert left_s(remaining, 1.0, repeats=8.0) == pytest.approx(1.0, rel=0.3)
 

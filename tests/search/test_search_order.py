@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -118,6 +118,19 @@ def test_cheap_cells_come_first_among_equals() -> None:
     search = Search(space, Metric("rate", Plane(space)), cost=lambda rows: 1.0 + (rows != 2))
     search.measured(0, {"rate": 1.0})
     assert search.propose() == [2]
+
+
+def test_cells_that_are_measured_at_once_lie_apart() -> None:
+    """What a cell will show is expected of its neighbours already."""
+    cells = [{"load": load} for load in range(1, 101)]
+    space = Space(cells, {"load": Role.LOAD})
+    search = Search(space, Metric("rate", Plane(space)))
+    for row in (0, 40, 99):
+        search.measured(row, {"rate": 1.0})
+    batch = search.propose(4)
+    assert min(b - a for a, b in pairwise(sorted(batch))) > 1
+    search.running.add(batch[0])
+    assert all(abs(row - batch[0]) > 1 for row in search.propose(3))
 
 
 def test_a_front_is_refined_at_both_ends() -> None:

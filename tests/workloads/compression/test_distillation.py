@@ -34,6 +34,20 @@ def divergence_of(student: torch.Tensor, teacher: torch.Tensor, temperature: flo
     return torch.nn.functional.kl_div(student, teacher, reduction="sum", log_target=True)
 
 
+def first_batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits of student and teacher at the first batch of ``SMALL``, and its labels."""
+    source = open_model("tiny-chatglm3")
+    teacher = load_causal_model(source, dtype=torch.float32).eval()
+    student = distillation.make_student(teacher, 2, None)
+    reading = method_of({"samples": 8, "max_length": 48, "held_out": 4}).reading()
+    examples = load_dataset("advertisegen-synthetic", reading).examples
+    samples = encode_samples(examples, 4, load_tokenizer(source), source, 48).samples
+    batch = padded(samples, 0)
+    with torch.no_grad():
+        ours, theirs = (m(**batch.arguments()).logits[:, :-1] for m in (student, teacher))
+    return ours, theirs, batch.labels[:, 1:]
+
+
 def test_the_divergence_is_that_of_torch_over_learned_positions() -> None:
     torch.manual_seed(0)
     student, teacher = torch.randn(9, 40), torch.randn(9, 40) * 3
@@ -55,16 +69,7 @@ def test_the_divergence_is_that_of_torch_over_learned_positions() -> None:
 @pytest.mark.slow
 def test_training_learns_from_what_plain_torch_computes_and_the_row_has_its_figures() -> None:
     result = trained(**SMALL, distillation_alpha=0.7, temperature=3.0)
-    source = open_model("tiny-chatglm3")
-    teacher = load_causal_model(source, dtype=torch.float32).eval()
-    student = distillation.make_student(teacher, 2, None)
-    reading = method_of({"samples": 8, "max_length": 48, "held_out": 4}).reading()
-    examples = load_dataset("advertisegen-synthetic", reading).examples
-    samples = encode_samples(examples, 4, load_tokenizer(source), source, 48).samples
-    batch = padded(samples, 0)
-    with torch.no_grad():
-        ours, theirs = (m(**batch.arguments()).logits[:, :-1] for m in (student, teacher))
-    labels = batch.labels[:, 1:]
+    ours, theirs, labels = first_batch()
     here = labels != -100
     plain = torch.nn.functional.cross_entropy(ours[here], labels[here])
     divergence = divergence_of(ours[here], theirs[here], 3) / here.sum()
@@ -111,6 +116,12 @@ def test_kept_logits_teach_the_same_and_are_computed_once(monkeypatch: pytest.Mo
     few = train(**{**usual, "steps": 1}, teacher_logits="kept")
     assert few.details["teacher_logits"].startswith("64 largest of ")
     assert "computed in" in few.details["teacher_logits"]
+    ours, theirs, labels = first_batch()
+    largest, here = theirs.topk(64, dim=-1), labels != -100
+    divergence = distillation.summed_kl(ours, largest.values, labels, 3.0, largest.indices)
+    plain = torch.nn.functional.cross_entropy(ours[here], labels[here])
+    wanted = float(0.7 * 9 * divergence / here.sum() + 0.3 * plain)
+    assert losses(few)[0] == pytest.approx(wanted, rel=1e-4)
 
 
 def test_logits_are_kept_by_all_that_changes_them() -> None:
