@@ -45,6 +45,7 @@ from workloads.models import encryption
 from workloads.models.chatglm3.conversion import convert
 from workloads.models.describe import Description, describe_model, refuse_odd
 from workloads.models.drawing import draw_slide, draw_svg, draw_text, picture_of
+from workloads.models.hub import Revisions
 from workloads.models.loading import load_tokenizer, open_model
 
 
@@ -308,8 +309,9 @@ def _lengths(args: argparse.Namespace) -> int:
         files = read_directory(args.directory)
     else:
         kind, name = "dataset", args.dataset
+        revision = Revisions().dataset(name, args.revision)
         reading = Reading(
-            columns=args.columns, split=args.split, revision=args.revision, subset=args.subset
+            columns=args.columns, split=args.split, revision=revision, subset=args.subset
         )
         files = {name: load_examples(name, reading)}
     source = open_model(args.tokenizer)

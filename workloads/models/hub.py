@@ -268,4 +268,7 @@ class Revisions:
         """Resolve a hub dataset's revision; keep those of others. Raises as ``of``."""
         if not is_hub_id(name) or find_dataset(name).kind != "hub":
             return revision
-        return self.of("datasets", name, revision)
+        try:
+            return self.of("datasets", name, revision)
+        except DataMissing as error:
+            raise DataMissing(f"{error}; if a path was meant, there is no such path") from error

@@ -207,13 +207,13 @@ def test_a_revision_that_is_not_there_is_an_error_of_the_grid(hub, tmp_path) -> 
     with pytest.raises(GridError, match=r"org/tiny@v9: .*has no model of this name and revision"):
         planned(tmp_path, "org/tiny@v9")
     with pytest.raises(
-        GridError, match=r"dataset org/none: .*has no dataset of this name"
+        GridError, match=r"dataset org/none: .*has no dataset of this name .*; if a path was meant"
     ) as found:
         planned(tmp_path, "org/tiny", "org/none")
     assert [problem.line for problem in found.value.problems] == [7]
 
 
-def test_a_dataset_of_the_hub_is_read_at_its_commit(hub, tmp_path, monkeypatch) -> None:
+def test_a_dataset_of_the_hub_is_read_at_its_commit(hub, tmp_path, monkeypatch, nightgrid) -> None:
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.url)
@@ -231,6 +231,11 @@ def test_a_dataset_of_the_hub_is_read_at_its_commit(hub, tmp_path, monkeypatch) 
     assert [example.content for example in read.examples] == ["1?", "2?", "3?"]
     with pytest.raises(DataMissing, match="split nothing"):
         load_dataset("org/asked", Reading(split="nothing", revision=first))
+    assert nightgrid("dataset", "lengths", "org/asked", "--json").json["counts"] == {"org/asked": 1}
+    hub.refuses_with = 503
+    error = nightgrid("dataset", "lengths", "org/other", code=1).err
+    assert "org/other is not in the local cache" in error and "503" in error
+    assert "if a path was meant" in error
 
 
 @pytest.mark.parametrize(
