@@ -11,7 +11,7 @@ from dataclasses import replace
 from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.events import RecordRow
-from orchestrator.core.job import State
+from orchestrator.core.job import Job, State
 from orchestrator.core.outcome import RankOutcome
 from orchestrator.core.plan import Action, PastRow, Plan
 from orchestrator.driver.options import RunOptions
@@ -124,12 +124,15 @@ def measured_again(
 # becomes the row of one more attempt, so that a measured job is not measured again.
 
 
-def recover_outcomes(session: Session, store: Store, say: Callable[[str], None]) -> None:
+def recover_outcomes(
+    session: Session, store: Store, plan: Plan, say: Callable[[str], None]
+) -> None:
     """Write rows for interrupted attempts whose outcomes are stored on nodes."""
     owner = Owner.of_this_process()
     if not store.interrupted or owner is None:
         return
     outcomes = session.kept_outcomes(store.run_id)
+    jobs = {planned.job.job_id: planned.job for planned in plan.jobs}
     rows = [
         clean_row(
             measurement_of(
@@ -141,7 +144,7 @@ def recover_outcomes(session: Session, store: Store, say: Callable[[str], None])
                 nodes=session.nodes,
             )
         )
-        for record in recovered_records(outcomes, store.interrupted)
+        for record in recovered_records(outcomes, store.interrupted, jobs)
     ]
     if rows:
         store.append(*rows)
@@ -150,10 +153,11 @@ def recover_outcomes(session: Session, store: Store, say: Callable[[str], None])
 
 
 def recovered_records(
-    kept_outcomes: Iterable[KeptOutcome], interrupted: Collection[str]
+    kept_outcomes: Iterable[KeptOutcome], interrupted: Collection[str], jobs: Mapping[str, Job]
 ) -> Iterator[RecordRow]:
     """Rows of interrupted attempts with outcomes of all ranks, each numbered after the LOST one;
-    failed ones are retried."""
+    failed ones are retried. ``jobs``: the plan's, by id: an attempt of a search has the batch size
+    that it tried, not the one that was asked for."""
     attempts: dict[str, RunningAttempt] = {}
     for request, ended in kept_outcomes:
         attempt, rank_outcome = request.attempt, outcome_of(ended, None)
@@ -171,11 +175,12 @@ def recovered_records(
         attempt_id = f"{running.attempt.job_id}-{number}"
         attempt = replace(running.attempt, attempt_id=attempt_id, number=number)
         outcome = replace(running.outcome(), attempt_id=attempt_id)
+        final = outcome.state is State.SUCCEEDED and attempt.purpose == "measure"
         yield RecordRow(
-            job=attempt.job,
+            job=jobs.get(attempt.job_id, attempt.job),
             state=outcome.state,
-            reason=outcome.message,
-            final=outcome.state is State.SUCCEEDED and attempt.purpose == "measure",
+            reason="measured" if final else outcome.message,
+            final=final,
             attempt=attempt,
             outcome=outcome,
         )

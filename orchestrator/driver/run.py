@@ -352,7 +352,7 @@ def run_grid(
                 serve_results(options.results)
             if not options.restarted:
                 remove_stop_requests(store.path)  # those for drivers that have ended
-            recover_outcomes(session, store, say)
+            recover_outcomes(session, store, plan, say)
             if (now := history_of(store)) != history:
                 # Another driver may just have finished the run, or left attempts without rows.
                 history, plan = now, plan_run(options, grid, session, store, now)

@@ -18,10 +18,11 @@ from measurements import journal_row, row
 from odd_files import unreadable
 from schedule_cases import job, node
 
+from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.errors import StoreError
 from orchestrator.core.job import State
 from orchestrator.core.outcome import Attempt, Failure, FailureClass, RankOutcome
-from orchestrator.core.plan import TOOK, Action, PlannedJob
+from orchestrator.core.plan import TOOK, Action, Plan, PlannedJob
 from orchestrator.core.topology import parse_emulation
 from orchestrator.driver.options import RunOptions
 from orchestrator.driver.plan import history_of, plan_grid
@@ -192,8 +193,8 @@ def kept(of: Attempt, rank: int = 0, failure: Failure | None = None) -> KeptOutc
 
 def test_a_gang_needs_all_of_its_ranks() -> None:
     gang = attempt(cards=2)
-    assert list(recovered_records([kept(gang)], {"job-1"})) == []
-    (record,) = recovered_records([kept(gang), kept(gang, rank=1)], {"job-1"})
+    assert list(recovered_records([kept(gang)], {"job-1"}, {})) == []
+    (record,) = recovered_records([kept(gang), kept(gang, rank=1)], {"job-1"}, {})
     assert record.state is State.SUCCEEDED
 
 
@@ -201,21 +202,33 @@ def test_a_gang_needs_all_of_its_ranks() -> None:
 def test_a_failure_and_a_probe_are_not_final(purpose: str) -> None:
     failure = Failure(FailureClass.CRASH, "SIGSEGV")
     failed = kept(attempt(purpose=purpose), failure=failure)
-    (record,) = recovered_records([failed], {"job-1"})
+    (record,) = recovered_records([failed], {"job-1"}, {})
     assert (record.state, record.reason, record.final) == (State.FAILED, "SIGSEGV", False)
-    (record,) = recovered_records([kept(attempt(purpose="probe"))], {"job-1"})
+    (record,) = recovered_records([kept(attempt(purpose="probe"))], {"job-1"}, {})
     assert not record.final
+
+
+def test_a_recovered_row_of_a_search_has_the_batch_size_that_was_asked_for() -> None:
+    wish = job(batch_size="max")
+    tried = attempt(wish.job_id, job=replace(wish, batch_size=16))
+    jobs = {wish.job_id: wish}
+    (record,) = recovered_records([kept(tried)], {tried.attempt_id}, jobs)
+    row = measurement_of(record, run="night", invocation_id="next", recorded_at=1e9)
+    assert (row.batch_size_requested, row.batch_size, row.reason) == ("max", 16, "measured")
+    (record,) = recovered_records([kept(tried)], {tried.attempt_id}, {})
+    assert record.job.batch_size == 16  # the job is gone from the grid
 
 
 def test_the_rows_are_written_before_anything_is_planned(tmp_path: Path) -> None:
     said: list[str] = []
+    plan = Plan(grid_name="night", jobs=(), nodes=(NODE,))
     session: Any = SimpleNamespace(nodes=(NODE,), kept_outcomes=lambda _: [kept(attempt())])
     owner = Owner(run_id="0123456789ab", invocation_id="next")
     with Store(tmp_path, "night") as store, owner.marks_this_process():
-        recover_outcomes(session, store, said.append)
+        recover_outcomes(session, store, plan, said.append)
         assert said == [] and store.measurements() == []
         store.interrupted = ("job-1",)
-        recover_outcomes(session, store, said.append)
+        recover_outcomes(session, store, plan, said.append)
     (row,) = store.measurements()
     assert (row.attempt_id, row.state, row.final) == ("job-2", State.SUCCEEDED, True)
     assert said == ["recovered 1 row from outcomes that nodes kept for a driver that died"]
