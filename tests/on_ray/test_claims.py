@@ -297,6 +297,19 @@ def test_a_cluster_without_a_card_is_still_given_up(case: Case) -> None:
     assert not isinstance(caught.value, ControlStoreLost)
 
 
+def test_a_cluster_that_lost_its_only_server_is_not_given_up_here(case: Case) -> None:
+    """The schedule waits a quarter of an hour for servers; giving up sooner ended the night."""
+    joined(case)
+    for _ in range(16 * 60):
+        case.pass_s(1, silent=False)
+        case.store.answer({})
+        case.claims.poll()
+    assert len(case.left) == 1 and case.claims.joined() == []
+    case.pass_s(1, silent=False)
+    case.store.answer({"id-2": {**HPU_1, "NodeID": "id-2"}})
+    assert [claim.ray_id for claim in case.claims.by_node.values()] == ["id-2"]
+
+
 def test_the_reason_of_a_lost_node_names_the_silence(case: Case) -> None:
     claim = claimed(case)
     case.store.silent_s = 64.0
