@@ -66,6 +66,25 @@ def test_the_figures_of_a_status_are_exported_by_ray(bench: Bench) -> None:
         assert value == pytest.approx(one.value), one
 
 
+def test_figures_are_published_after_the_time_of_day_was_set_back(monkeypatch) -> None:
+    seen: list[float] = []
+
+    class Gauge:
+        def __init__(self, name: str, *_: object, **__: object) -> None:
+            self.name = name
+
+        def set(self, value: float, _: object) -> None:
+            if self.name == "nightgrid_status_at_s":
+                seen.append(value)
+
+    monkeypatch.setattr("ray.util.metrics.Gauge", Gauge)
+    steady = iter([100.0, 101.0, 106.0])
+    publisher = Publisher(clock=lambda: next(steady))
+    for at in (9000.0, 1800.0, 1805.0):  # set back by two hours after the first
+        publisher.publish(dataclasses.replace(STATUS, at=at))
+    assert seen == [9000.0, 1805.0]
+
+
 TOOL = """\
 #!/bin/sh
 cat <<END
