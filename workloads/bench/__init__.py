@@ -28,6 +28,9 @@ PADDING_SHARE = Metric(
 
 def _prefill_tokens_per_s(timed: Timed) -> float | None:
     read = [s for s in timed.samples if s.ttft_s is not None and s.input_tokens and s.output_tokens]
+    times_s = {sample.ttft_s for sample in read}
+    if any(item.ttft_s not in times_s for item in timed.items):
+        return None  # continuous batching: a sample has the mean of prompts that were read in turn
     took_s = sum(sample.ttft_s or 0.0 for sample in read)
     return sum(sample.input_tokens for sample in read) / took_s if took_s > 0 else None
 
@@ -36,7 +39,8 @@ PREFILL_TOKENS_PER_S = Metric(
     name="prefill_tokens_per_s",
     title="prefill",
     unit="tokens/s",
-    description="Real tokens of prompts over the time to the first token, of each card.",
+    description="Real tokens of prompts over the time to the first token, of each card; none where "
+    "prompts are read in turn (continuous batching).",
     better="higher",
     ranks="sum",
     figure=_prefill_tokens_per_s,

@@ -19,7 +19,7 @@ from orchestrator.core.events import RecordRow
 from orchestrator.core.measurement import Measurement
 from orchestrator.store.codec import to_table
 from workloads import registry
-from workloads.base import Metric, Result, Throughput, Timed, of_ranks
+from workloads.base import Item, Metric, Result, Throughput, Timed, of_ranks
 from workloads.registry import METRICS, WORKLOADS
 
 DECLARED = {
@@ -141,6 +141,12 @@ def test_reading_prompts_and_writing_for_each_user_are_told_apart() -> None:
     figures = derived_figures(declared, [(0, one) for one in taken])
     assert figures["prefill_tokens_per_s"] == pytest.approx(200 / 0.5)
     assert figures["tokens_per_s_per_user"] == pytest.approx(5.0)
+    texts = [Item(index=i, input_tokens=50, output_tokens=10, latency_s=2.3) for i in range(4)]
+    together = [(0, replace(text, ttft_s=0.5)) for text in texts]
+    assert derived_figures(declared, [(0, one) for one in taken], together) == figures
+    in_turn = [(0, replace(text, ttft_s=0.2 * (1 + text.index))) for text in texts]  # mean: 0.5
+    found = derived_figures(declared, [(0, one) for one in taken], in_turn)
+    assert figures.keys() - found.keys() == {"prefill_tokens_per_s"}, "continuous batching"
     silent = [(0, replace(one, ttft_s=None, step_s=())) for one in taken]
     told = {"prefill_tokens_per_s", "tokens_per_s_per_user"}
     assert not told & derived_figures(declared, silent).keys()
