@@ -40,6 +40,8 @@ ANSWER_EVERY_S = 10.0
 _ANY_CARD = 2.0
 #: Seconds added to those of a cell, so that none is free.
 _MOMENT_S = 0.1
+#: Value of a bounded figure that is 0, of which there is no log: this part of its lowest bound.
+_NOUGHT = 0.1
 #: The figures of a row by name; those of ``Constraint.of_card`` are named ``FIGURE/card``.
 Figures = Callable[[RecordRow], Mapping[str, float]]
 
@@ -132,6 +134,12 @@ class SearchOrder:
             metric("latency_p50_s", more=False) if front else None,
             seed=seed,
         )
+        bounds: dict[str, float] = {}  # the lowest of each bounded figure
+        for asked in (*questions, *([settings] if settings is not None else ())):
+            for one in asked.constraints:
+                figure = figure_of(one)
+                bounds[figure] = min(one.bound, bounds.get(figure, one.bound))
+        self._noughts = {figure: _NOUGHT * bound for figure, bound in bounds.items()}
         labels = labels_of(firsts)
         self._doubts: dict[int, Doubt] = {}
         inquiries = (
@@ -197,7 +205,12 @@ class SearchOrder:
                 self.search.flagged.add(row)
             joined = _joined(good or every)
             self._doubts[row] = joined.doubt
-            self.search.measured(row, joined.figures)
+            noughts = {
+                name: nought
+                for name, nought in self._noughts.items()
+                if joined.figures.get(name) == 0.0
+            }
+            self.search.measured(row, {**joined.figures, **noughts})
         elif not any(state is State.SUCCEEDED for state in self._states[row].values()) and (
             len(self._states[row]) == len(self.cells[row])
         ):  # a flagged row is no failure

@@ -12,7 +12,7 @@ from search_cases import cells, figures
 from orchestrator.core.job import Job, State
 from orchestrator.core.measurement import Doubt
 from orchestrator.core.status import Answered
-from orchestrator.grid.objectives import Constraint, Question
+from orchestrator.grid.objectives import Constraint, Question, SearchSettings
 from orchestrator.search.order import SearchOrder
 
 JOBS = cells("tiny")
@@ -79,6 +79,26 @@ def test_a_limit_rules_out_cells_and_a_close_one_is_named() -> None:
     close = replace(QUICK, bound=figures(best)["latency_p50_s"] * 1.001)
     named = answered(replace(BEST, constraints=(close,)), dict.fromkeys(JOBS, exactly(0.01)))
     assert "latency_p50_s" in named.changes[0] and "is close to <=" in named.changes[0]
+
+
+@pytest.mark.parametrize("searched", [False, True])
+def test_a_limited_figure_may_be_0(searched: bool) -> None:
+    """No request failed, or none was in time: there is no log of that, and it is known."""
+    best, second = sorted(JOBS, key=lambda job: -figures(job)["throughput"])[:2]
+    limits = (
+        Constraint(figure="error_share", at_most=True, bound=0.01),
+        Constraint(figure="within_slo", at_most=False, bound=0.9),
+    )
+    question = replace(BEST, constraints=limits)
+    search = SearchSettings(objective="throughput", more_is_better=True, constraints=limits)
+    order = SearchOrder(JOBS, search if searched else None, seed=0, questions=[question])
+    for job in JOBS:
+        seen = {"error_share": 0.0, "within_slo": 0.0 if job is best else 1.0}
+        order.know(job.job_id, State.SUCCEEDED, figures(job) | seen, exactly())
+    (answer,) = order.answers()
+    assert answer.job_id == second.job_id and answer.reached and answer.unknown == 0
+    found = order.answer()
+    assert found is not None and order.cells[found.row] == [second]
 
 
 def test_no_setting_keeps_an_impossible_limit() -> None:
