@@ -310,9 +310,13 @@ def newest_rows(
     rows = newest_final(contents.measurements)
     raised, differ = raised_by_job(rows), spread_between_runs(store.path)
     joined = join(rows, settings_of(rows, raised), raised, runs=differ)
-    cells = [cell.row for cell in joined.cells]
-    of_cells: dict[str, tuple[Raised, ...]] = dict.fromkeys((row.job_id for row in cells), ())
-    return joined.rows, raised | of_cells | raised_by_job(cells)
+    # A cell has the flags of its replicates: its own figures are means and sums over several
+    # processes, which the samples of one, that it still has, contradict.
+    of_cells: dict[str, tuple[Raised, ...]] = {}
+    for cell in joined.cells:
+        own = (one for row in cell.counted for one in raised.get(row.job_id, ()))
+        of_cells[cell.row.job_id] = tuple({one.flag.name: one for one in own}.values())
+    return joined.rows, raised | of_cells
 
 
 def share(text: str) -> float:

@@ -328,3 +328,30 @@ def test_json_of_a_comparison_of_runs_given_by_path(
     assert [c["regression"] for c in document["changes"]] == [True] + [False] * 11
     assert document["changes"][0]["ratio"] == pytest.approx(1 / 1.1, abs=0.03)
     assert document["noise_estimated"] is True
+
+
+def test_cells_of_replicates_are_compared_and_a_slower_one_fails_the_gate(
+    tmp_path: Path, nightgrid: Nightgrid
+) -> None:
+    """A cell's figures are means over processes, which are no contradiction of one's samples."""
+    chance = random.Random(4)
+    for run, slower in (("before", 1.0), ("after", 1.3)):
+        rows = []
+        for number in range(6):
+            for replicate in (1, 2, 3):
+                walls = [1 + chance.gauss(0, 0.004) for _ in range(5)]
+                factor = slower if number == 2 else 1.0
+                made = measured(number, [factor * wall for wall in walls])
+                own = replace(job(batch_size=1 + number), replicate=replicate).job_id
+                at = 1e9 + 100 * len(rows)
+                made = replace(made, job_id=own, attempt_id=f"{own}-1", replicate=replicate)
+                times = {"started_at": at, "ended_at": at + 90, "worker_pid": 100 + len(rows)}
+                rows.append(replace(made, run=run, load_s=1.0, compile_s=0.0, **times))
+        with Store(tmp_path, run) as store:
+            store.append(*rows)
+    gate = ("--results", tmp_path, "--json", "--fail-on-regression", "5%")
+    same = nightgrid("compare", "before", "before", *gate).json
+    assert (len(same["changes"]), same["refused"]) == (6, [])
+    found = nightgrid("compare", "before", "after", *gate, code=11).json
+    assert [one["regression"] for one in found["changes"]] == [True] + [False] * 5
+    assert found["refused"] == []
