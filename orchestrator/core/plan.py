@@ -70,6 +70,7 @@ class PastRow:
     parameters: tuple[tuple[str, Scalar], ...] = ()  # the workload's own, sorted by name
     outdated: str = ""  # how its work differs from that of the same settings now
     measure: MeasureSettings = field(default_factory=MeasureSettings)
+    recorded_at: float = 0.0  # seconds since the epoch
 
 
 class Action(str, Enum):

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.events import RecordRow
 from orchestrator.core.job import Job, State
 from orchestrator.core.outcome import RankOutcome
 from orchestrator.core.plan import Action, PastRow, Plan
 from orchestrator.driver.options import RunOptions
-from orchestrator.driver.rows import clean_row
+from orchestrator.driver.rows import row_maker
 from orchestrator.driver.session import Session
 from orchestrator.driver.standing import Standing
 from orchestrator.on_ray.executor import RunningAttempt, outcome_of
@@ -24,7 +22,6 @@ from orchestrator.scheduler.queues import replicated_cells
 from orchestrator.store.history import cards_of_succeeded
 from orchestrator.store.store import Store
 from orchestrator.util.format import listed, plural
-from orchestrator.worker.environment import provenance
 from orchestrator.worker.orphans import Owner, end_orphans
 
 
@@ -133,19 +130,8 @@ def recover_outcomes(
         return
     outcomes = session.kept_outcomes(store.run_id)
     jobs = {planned.job.job_id: planned.job for planned in plan.jobs}
-    rows = [
-        clean_row(
-            measurement_of(
-                record,
-                run=store.run,
-                invocation_id=owner.invocation_id,
-                recorded_at=time.time(),
-                provenance=provenance(),
-                nodes=session.nodes,
-            )
-        )
-        for record in recovered_records(outcomes, store.interrupted, jobs)
-    ]
+    made = row_maker(store, owner.invocation_id, store.history(), lambda: session.nodes)
+    rows = [made(record) for record in recovered_records(outcomes, store.interrupted, jobs)]
     if rows:
         store.append(*rows)
         count = plural(len(rows), "row")

@@ -12,12 +12,13 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import TypeVar
 
+from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.errors import ControlStoreLost, StoreError, StoreFull, StoreLocked
 from orchestrator.core.events import (
     AttemptEnded,
@@ -32,6 +33,8 @@ from orchestrator.core.events import (
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.outcome import Failure, FailureClass, Outcome, RankOutcome
+from orchestrator.core.plan import PastRow
+from orchestrator.core.topology import Node
 from orchestrator.driver.board import Board
 from orchestrator.driver.supervisor import AT_ONCE, StopSignal
 from orchestrator.store.files import requests_of, trace_of
@@ -39,6 +42,7 @@ from orchestrator.store.store import Store
 from orchestrator.util import output
 from orchestrator.util.redaction import redact
 from orchestrator.watch.live import View, row_line, unrun_lines
+from orchestrator.worker.environment import provenance
 
 ROOM_INTERVAL_S = 5.0  # between looks for room on a full disk
 PARQUET_INTERVAL_S = 10.0  # between two files for readers that know nothing of our log
@@ -116,6 +120,34 @@ def clean_row(row: Measurement) -> Measurement:
     tail = None if row.failure_tail is None else redact(row.failure_tail, os.environ)
     details = {name: redact(text, os.environ) for name, text in row.details.items()}
     return replace(row, reason=reason, failure_tail=tail, details=details)
+
+
+def row_maker(
+    store: Store,
+    invocation_id: str,
+    history: Iterable[PastRow],
+    nodes: Callable[[], Iterable[Node]],
+    wall: Callable[[], float] = time.time,
+) -> Callable[[RecordRow], Measurement]:
+    """Maker of a driver's rows, each recorded later than the run's earlier ones (``history``): a
+    job's newest row counts, and the time of day may have been set back since that was written."""
+    newest = max((row.recorded_at for row in history), default=0.0)
+    origin = provenance()
+
+    def made(record: RecordRow) -> Measurement:
+        nonlocal newest
+        newest = max(wall(), newest + 2e-6)  # stored in microseconds
+        row = measurement_of(
+            record,
+            run=store.run,
+            invocation_id=invocation_id,
+            recorded_at=newest,
+            provenance=origin,
+            nodes=nodes(),
+        )
+        return clean_row(row)
+
+    return made
 
 
 def journal_row(

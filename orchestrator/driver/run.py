@@ -18,12 +18,10 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.analysis.measurement import measurement_of
 from orchestrator.analysis.metrics import named_figures
 from orchestrator.analysis.rankings import doubt_of
 from orchestrator.core.deadline import Deadline
 from orchestrator.core.errors import ClusterError, GridError, OptionError, Problem, StoreError
-from orchestrator.core.events import RecordRow
 from orchestrator.core.job import Job, State
 from orchestrator.core.measurement import Measurement, Prediction
 from orchestrator.core.plan import Action, PastRow, Plan
@@ -70,7 +68,7 @@ from orchestrator.driver.recovery import (
     owner_of,
     recover_outcomes,
 )
-from orchestrator.driver.rows import clean_row
+from orchestrator.driver.rows import row_maker
 from orchestrator.driver.session import Session
 from orchestrator.driver.standing import Standing
 from orchestrator.driver.supervisor import MERGE_IN_JOB_S, StopSignal
@@ -92,7 +90,6 @@ from orchestrator.util.host import HOME_REMEDY, home_problem, usable_cores
 from orchestrator.util.redaction import redact
 from orchestrator.watch.live import open_view
 from orchestrator.watch.plan_text import deadline_lines, nodes_text, summary_lines
-from orchestrator.worker.environment import provenance
 from orchestrator.worker.orphans import Owner
 from workloads.models import encryption, loading
 from workloads.models.hub import split
@@ -119,7 +116,6 @@ def drive(
     """Run the plan on the session's executor, which is started only if anything is to run."""
     owner = Owner.of_this_process()
     assert owner is not None
-    origin = provenance()
     board = Board(
         run=store.run,
         plan=plan,
@@ -130,18 +126,7 @@ def drive(
         # In this very process nothing but the whole run could be ended.
         limits_s={} if options.in_process else PHASE_LIMITS_S,
     )
-
-    def made(record: RecordRow) -> Measurement:
-        row = measurement_of(
-            record,
-            run=store.run,
-            invocation_id=owner.invocation_id,
-            recorded_at=time.time(),
-            provenance=origin,
-            nodes=board.nodes or plan.nodes,
-        )
-        return clean_row(row)
-
+    made = row_maker(store, owner.invocation_id, history, lambda: board.nodes or plan.nodes)
     board.standing = standing = Standing(made)
     if order is not None:
         order.figures = lambda record: named_figures(standing.measurement(record))

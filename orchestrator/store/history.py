@@ -96,6 +96,7 @@ def _past_row(row: dict[str, Any], measure: MeasureSettings) -> PastRow:
         busy_s=(ended - started).total_seconds() if started and ended else None,
         reason=row["reason"] or "",
         took=row["took"] or "",
+        recorded_at=row["recorded_at"].timestamp() if row["recorded_at"] is not None else 0.0,
     )
 
 

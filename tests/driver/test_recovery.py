@@ -19,7 +19,9 @@ from odd_files import unreadable
 from schedule_cases import job, node
 
 from orchestrator.analysis.measurement import measurement_of
+from orchestrator.analysis.selection import newest_final
 from orchestrator.core.errors import StoreError
+from orchestrator.core.events import RecordRow
 from orchestrator.core.job import State
 from orchestrator.core.outcome import Attempt, Failure, FailureClass, RankOutcome
 from orchestrator.core.plan import TOOK, Action, Plan, PlannedJob
@@ -29,10 +31,12 @@ from orchestrator.driver.plan import history_of, plan_grid
 from orchestrator.driver.recovery import (
     cards_before,
     clear_up,
+    final_states,
     owner_of,
     recover_outcomes,
     recovered_records,
 )
+from orchestrator.driver.rows import row_maker
 from orchestrator.on_ray.outcomes import KeptOutcome
 from orchestrator.planning.planner import make_plan
 from orchestrator.store.store import Store
@@ -86,6 +90,26 @@ def test_the_cards_of_measured_replicates_are_known(tmp_path: Path) -> None:
             store.append(replace(row(number), **attempt, **changes))
     assert one.cell_id != two.cell_id
     assert cards_before(plan, store) == {one.cell_id: {("hpu-1", n) for n in (5, 6, 7)}}
+
+
+def test_the_newest_row_counts_although_the_clock_was_set_back(tmp_path: Path) -> None:
+    """The report, the next plan and the exit code agree."""
+    one = {"name": "one", "workload": "text-generation", "model": "tiny-chatglm3"}
+    night = grid(json.dumps({"name": "night", "experiments": [one | {"accelerator": "HPU"}]}))
+    plan = make_plan(night, parse_emulation("1x1:HPU", []), [])
+    job, times = plan.jobs[0].job, iter((9000.0, 1800.0, 1700.0))
+    tried = replace(attempt(job.job_id, job=job), cards=plan.nodes[0].cards)
+    with Store(tmp_path, "night") as store:
+        for invocation, states in ("a", [State.FAILED]), ("b", [State.FAILED, State.SUCCEEDED]):
+            history = store.history()
+            made = row_maker(store, invocation, history, lambda: plan.nodes, lambda: next(times))
+            for state in states:
+                record = RecordRow(job=job, state=state, reason="", final=True, attempt=tried)
+                store.append(made(record))
+    (newest,) = newest_final(store.measurements())
+    (planned,) = make_plan(night, plan.nodes, store.history()).jobs
+    assert (newest.state, planned.action) == (State.SUCCEEDED, Action.REUSE)
+    assert final_states(plan, store.history()) == {job.job_id: State.SUCCEEDED}
 
 
 def test_what_a_dead_driver_had_running_is_named(tmp_path: Path) -> None:

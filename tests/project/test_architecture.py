@@ -329,8 +329,8 @@ cli/runs.py: how old a driver's last word is, which may be on another host
 driver/loop.py: for notes, the status and the deadline
 driver/options.py: how long ago the command was typed
 driver/plan.py: how far a deadline is away
-driver/recovery.py: when a row was recorded
-driver/run.py: when a row was recorded and a card was checked; the order of a cluster's queue
+driver/rows.py: when a row was recorded
+driver/run.py: when a card was checked; the order of a cluster's queue
 driver/supervisor.py: when the first driver began, for its notice; how far a deadline is away
 watch/live.py: the time of day before each line of a log
 watch/state.py: how old the driver's last word was when the page was opened

@@ -99,8 +99,8 @@ def test_history_is_what_planning_needs(tmp_path: Path) -> None:
     succeeded = {"took": "adapter here-x-1", "attempt_number": 2, "reason": "measured"}
     failed = {"state": State.FAILED, "final": False, "attempt_number": 1, "reason": "x"}
     assert store.history() == [
-        a_past_row(job(batch_size=1), 9.5, **shared, **succeeded),
-        a_past_row(job(batch_size=2), None, **shared, **failed),
+        a_past_row(job(batch_size=1), 9.5, recorded_at=1000.0, **shared, **succeeded),
+        a_past_row(job(batch_size=2), None, recorded_at=1001.0, **shared, **failed),
     ]
 
 
