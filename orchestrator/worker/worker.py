@@ -19,12 +19,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from orchestrator.core.events import Progress
+from orchestrator.analysis.measurement import measurement_of
+from orchestrator.core.events import Progress, RecordRow
 from orchestrator.core.job import Job, State
 from orchestrator.core.outcome import (
     Attempt,
     Failure,
     FailureClass,
+    Outcome,
     RankOutcome,
     WorkerInfo,
     classify,
@@ -33,6 +35,8 @@ from orchestrator.core.plan import LOST, TOOK
 from orchestrator.core.readings import ProcessorReading, Turn, use_between
 from orchestrator.core.settings import FIELDS
 from orchestrator.grid.dependencies import things, took
+from orchestrator.store.codec import row_of
+from orchestrator.store.schema import RAW_TYPES
 from orchestrator.util.format import one_line
 from orchestrator.util.host import Interval, usable_cores
 from orchestrator.util.redaction import redact
@@ -288,12 +292,14 @@ class CardWorker:
             **result.details,
         }
         environment = dict(os.environ)  # copied once, not for each detail
-        return dataclasses.replace(
+        result = dataclasses.replace(
             result,
             compile_s=result.compile_s or compiled.compile_s or 0.0,
             metrics={str(name): float(value) for name, value in result.metrics.items()},
             details={name: redact(text, environment) for name, text in details.items()},
         )
+        _verify_row(attempt, rank, result)
+        return result
 
     def _set_threads(self, requested: int | None) -> int:
         """Set torch's threads to the requested number, else leave this worker's share."""
@@ -447,6 +453,39 @@ def _taken(job: Job) -> dict[str, bool]:
             text = took(thing, saved)
             taken[text] = taken.get(text, False) or declared[name].loads
     return taken
+
+
+# ---------------------------------------------------------------- the row of a result
+
+
+def _verify_row(attempt: Attempt, rank: int, result: base.Result) -> None:
+    """Make the row of a result once, so that a value that fits no column fails this job; in the
+    driver it would end the run. Raises TypeError."""
+    ended = RankOutcome(
+        rank=rank, state=State.SUCCEEDED, started_at=0.0, ended_at=0.0, result=result
+    )
+    record = RecordRow(
+        job=attempt.job,
+        state=ended.state,
+        reason="",
+        final=True,
+        attempt=attempt,
+        outcome=Outcome.of_rank(attempt.attempt_id, ended),
+    )
+    try:
+        for column, kind in RAW_TYPES.items():  # the statistics would not name the column
+            odd = {type(raw) for raw in getattr(result, column)} - {kind}
+            if odd:
+                raise TypeError(
+                    f"column {column!r} holds {odd.pop().__name__}, not {kind.__name__}"
+                )
+        for name in ("trace", "requests"):  # files beside the row
+            if not isinstance(content := getattr(result, name), bytes | None):
+                raise TypeError(f"{name} is {type(content).__name__}, not bytes")
+        row_of(measurement_of(record, run="", invocation_id="", recorded_at=0.0))
+    except Exception as error:
+        text = f"workload {attempt.job.workload} gave back a Result that fits no row: {error}"
+        raise TypeError(text) from error
 
 
 # ---------------------------------------------------------------- the record of a failure

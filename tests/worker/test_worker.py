@@ -24,7 +24,7 @@ from orchestrator.worker.cpu_slots import cpu_slot
 from orchestrator.worker.orphans import VARIABLE
 from orchestrator.worker.protocol import WorkerConfig
 from orchestrator.worker.worker import CardWorker, request_of
-from workloads.base import BadConfiguration, CardNotAcquired
+from workloads.base import BadConfiguration, CardNotAcquired, JobContext, Request, Result
 from workloads.devices.cpu import CpuDevice
 from workloads.devices.monitor.host import CardUse, Holder
 from workloads.isolation import ProcessState
@@ -146,6 +146,36 @@ def test_every_trouble_becomes_an_outcome_of_its_class(
     gc.collect()
     kept = [x for x in gc.get_objects() if isinstance(x, torch.Tensor) and x.shape == (333, 333)]
     assert kept == []
+    assert worker.run(tiny(2)).state is State.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parameter_count": 6.2e9}, "column 'parameter_count' cannot hold its value: 6200000000"),
+        ({"image": object()}, "column 'image' cannot hold its value: <object"),
+        ({"samples": ({"wall_s": 1.0},)}, "column 'samples' holds dict, not Sample"),
+        ({"stop_reason": 3}, "column 'stop_reason' cannot hold its value: 3"),
+        ({"load_s": "long"}, "column 'load_s' cannot hold its value: 'long'"),
+        ({"trace": {"traceEvents": []}}, "trace is dict, not bytes"),
+    ],
+)
+def test_a_result_that_fits_no_row_fails_its_own_job_only(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str
+) -> None:
+    """The driver, which makes the row, would end with it."""
+    plain = tiny_workload.run
+
+    def odd(request: Request, context: JobContext) -> Result:
+        return dataclasses.replace(plain(request, context), **changes)
+
+    worker = started()
+    with monkeypatch.context() as patched:
+        patched.setattr(tiny_workload, "run", odd)
+        outcome = worker.run(tiny())
+    assert outcome.state is State.FAILED and outcome.result is None
+    assert outcome.failure is not None and message in outcome.failure.message
+    assert outcome.failure.failure_class == "error" and "Traceback" in outcome.failure.tail
     assert worker.run(tiny(2)).state is State.SUCCEEDED
 
 
