@@ -113,6 +113,7 @@ def random_requests(
     *,
     turns: int = 1,
     seed: int = 0,
+    salt: str = "",
     shared_prefix: int = 0,
     special: Iterable[int] = (),
 ) -> list[Planned]:
@@ -120,18 +121,18 @@ def random_requests(
 
     ``count`` are conversations. Of one turn, ``inputs`` are whole prompts, never shorter than the
     ``shared_prefix`` + 1. Of several, each turn adds ``inputs`` tokens, and its prompt is the whole
-    conversation before it. What stands for earlier answers is drawn too, so that every engine reads
-    the same prompts. Turns are dealt out in rounds: round by round, each waits for the last.
+    conversation before it. What stands for earlier answers is drawn too, so that prompts do not
+    depend on the engine. Turns are dealt out in rounds: round by round, each waits for the last.
 
     Ids are drawn uniformly from ``range(vocabulary)`` without the ``special`` ones, such as those
-    of end-of-sequence and of images.
+    of end-of-sequence and of images. Another ``salt`` draws other ids of the same lengths.
     """
     import numpy  # lazy: plans read this file
 
     allowed = numpy.setdiff1d(numpy.arange(vocabulary), numpy.fromiter(special, dtype=int))
     if not len(allowed):
         raise BadConfiguration(f"a vocabulary of {vocabulary} tokens leaves none to draw")
-    random = generator(seed, "tokens")
+    random = generator(seed, f"tokens{salt}")
 
     def ids(length: int) -> tuple[int, ...]:
         return tuple(allowed[random.integers(0, len(allowed), length)].tolist())

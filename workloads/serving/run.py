@@ -159,6 +159,8 @@ class Load:
     parameters: ServingParameters
     serving: Serving
     dataset: Dataset | None  # None: prompts of random tokens, or a trace's
+    #: Random tokens differ by load, since a server may cache the prompts of those before it.
+    salt: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def schedule(self, count: int, seed: int) -> loads.Schedule:
         """Requests of one window, of other tokens and times for each seed."""
@@ -182,7 +184,8 @@ class Load:
         parameters, serving = self.parameters, self.serving
         outputs = loads.parse_lengths(parameters.output_tokens)
         if parameters.trace:
-            return read_trace(Path(parameters.trace), serving.vocabulary, count=count)
+            salt = f"{self.salt} {seed} "
+            return read_trace(Path(parameters.trace), serving.vocabulary, count=count, salt=salt)
         if self.dataset is not None:
             examples = self.dataset.examples
             first = seed * count % len(examples)
@@ -197,6 +200,7 @@ class Load:
             serving.vocabulary,
             turns=parameters.turns,
             seed=seed,
+            salt=self.salt,
             shared_prefix=parameters.shared_prefix,
             special=serving.tokenizer.all_special_ids,
         )

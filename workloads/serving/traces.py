@@ -37,12 +37,14 @@ _FIELDS = {
 }
 
 
-def read_trace(path: Path, vocabulary: int, *, count: int | None = None) -> list[Planned]:
+def read_trace(
+    path: Path, vocabulary: int, *, count: int | None = None, salt: str = ""
+) -> list[Planned]:
     """Read the first ``count`` requests (None: all) of a Mooncake-like trace (JSON lines), with
     their times.
 
-    Ids are drawn from ``range(vocabulary)``. Raises DataMissing if the file cannot be read or has
-    no request, and BadExample, which names the line.
+    Ids are drawn from ``range(vocabulary)``; another ``salt`` draws others. Raises DataMissing if
+    the file cannot be read or has no request, and BadExample, which names the line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -68,7 +70,7 @@ def read_trace(path: Path, vocabulary: int, *, count: int | None = None) -> list
         length = int(_number(record, "input_length", where, least=1))
         requests.append(
             Planned(
-                prompt=_tokens(record, length, vocabulary, number, where),
+                prompt=_tokens(record, length, vocabulary, number, where, salt),
                 input_tokens=length,
                 output_tokens=max(1, int(_number(record, "output_length", where))),
                 at_s=at_s - first_s,
@@ -94,12 +96,12 @@ def _number(record: Any, field: str, where: str, least: float = 0) -> float:
 
 
 def _tokens(
-    record: Mapping[str, Any], length: int, vocabulary: int, number: int, where: str
+    record: Mapping[str, Any], length: int, vocabulary: int, number: int, where: str, salt: str
 ) -> tuple[int, ...]:
     """The ids of a prompt: those of its blocks; without hash ids, of the line alone."""
     blocks = record.get("hash_ids")
     if blocks is None:
-        return _block(f"line {number}", vocabulary, length)
+        return _block(f"{salt}line {number}", vocabulary, length)
     if not isinstance(blocks, list) or len(blocks) != -(-length // BLOCK_TOKENS):
         count = len(blocks) if isinstance(blocks, list) else "no list of"
         raise BadExample(
@@ -107,7 +109,7 @@ def _tokens(
         )
     tokens: list[int] = []
     for one in blocks:
-        tokens += _block(f"block {one}", vocabulary, BLOCK_TOKENS)
+        tokens += _block(f"{salt}block {one}", vocabulary, BLOCK_TOKENS)
     return tuple(tokens[:length])
 
 

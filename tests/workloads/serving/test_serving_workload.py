@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -16,8 +18,9 @@ from workloads.registry import find_workload
 from workloads.rules import refusals
 from workloads.serving import run as serving_run
 from workloads.serving import servers
-from workloads.serving.run import combined, pooled_table, run
+from workloads.serving.run import Load, combined, pooled_table, run
 from workloads.serving.statistics import parse_slo
+from workloads.serving.workload import ServingParameters
 
 MEASURE = MeasureSettings(warmup=1, min_repeats=2, max_repeats=2, time_limit_s=60)
 
@@ -92,6 +95,45 @@ def test_a_server_that_falls_silent_is_ended_and_the_row_says_so(
         run(job(), worker.context())
     (resident,) = worker.loaded.values()
     assert resident.engine.servers[0].process.poll() is not None
+
+
+def of_random_tokens(**settings: Any) -> Load:
+    """A load on a server that takes token ids, of a model with 32,000 tokens."""
+    serving: Any = SimpleNamespace(
+        servers=[SimpleNamespace(command=SimpleNamespace(token_ids=True))],
+        tokenizer=SimpleNamespace(all_special_ids=[0]),
+        vocabulary=32_000,
+    )
+    parameters = ServingParameters.model_validate(settings)
+    return Load(parameters=parameters, serving=serving, dataset=None)
+
+
+def prompts(load: Load, count: int, seed: int) -> list[Any]:
+    return [request.prompt for request in load.schedule(count, seed).requests]
+
+
+def test_loads_of_equal_seed_share_no_prompt_beyond_the_prefix() -> None:
+    """One server answers several loads, and its cache may know the prompts of those before."""
+    settings = {"input_tokens": "uniform(30, 60)", "shared_prefix": 20}
+    first, second = (of_random_tokens(concurrency=users, **settings) for users in (1, 8))
+    ours, theirs = prompts(first, 50, 1), prompts(second, 50, 1)
+    assert [len(one) for one in ours] == [len(one) for one in theirs]
+    for number in (20, 30):  # a cache compares beginnings
+        assert not {one[:number] for one in ours} & {one[:number] for one in theirs}
+    assert len({one[:20] for one in ours}) == 1 and len({one[:30] for one in ours}) == 50
+
+
+def test_a_window_of_a_trace_shares_blocks_within_itself_alone(tmp_path: Path) -> None:
+    line = {"timestamp": 0, "input_length": 600, "output_length": 2}
+    lines = [line | {"hash_ids": [0, 1]}, line | {"hash_ids": [0, 2]}, line]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    load = of_random_tokens(trace=str(path))
+    windows = [prompts(load, 3, 1), prompts(load, 3, 2)]
+    windows.append(prompts(of_random_tokens(trace=str(path)), 3, 1))
+    for one, other, _ in windows:
+        assert one[:512] == other[:512] and one[512:] != other[512:]
+    assert len({prompt[:30] for window in windows for prompt in window}) == 6
 
 
 @pytest.mark.parametrize(
