@@ -96,7 +96,9 @@ def measured_again(
     one with --retry-flagged, else what the drivers of this command that died have left over."""
     rows = store.measurements(samples=False)
     standing.load(rows)
-    jobs = {one.job.job_id: one.job for one in plan.jobs if one.action is Action.REUSE}
+    there = {node.accelerator for node in plan.nodes}
+    reused = (one.job for one in plan.jobs if one.action is Action.REUSE)
+    jobs = {job.job_id: job for job in reused if job.accelerator in there}
     flagged = [
         job_id for job_id in standing.flagged(emulated=options.retry_flagged) if job_id in jobs
     ]

@@ -43,7 +43,7 @@ class Pool:
         self.idle: dict[str, Worker] = {}  # on open cards that are not reserved
         self.dirty: set[Server] = set()  # with a card that came open
         self.changed = False  # cards came or went for good
-        self._joined = 0
+        self.joined = 0
         replicated = any(record.draw is not None for record in records)
         self.pending = PendingJobs(seed=self._settings.seed if replicated else None)
         self.leases = Leases(self)
@@ -136,8 +136,8 @@ class Pool:
         """Add a node; a node of the same id must have left before."""
         server = self.servers.get(node.server_id)
         if server is None:
-            server = self.servers[node.server_id] = Server(pool=self, order=self._joined)
-            self._joined += 1
+            server = self.servers[node.server_id] = Server(pool=self, order=self.joined)
+            self.joined += 1
         self.server_of[node.node_id] = server
         server.add(node)
         self.changed = True

@@ -84,7 +84,8 @@ class Repeats:
             return
         for job_id in self._judge.in_order(flagged):
             record = flagged.pop(job_id)
-            if pool.has_set(record.width, lambda slot: slot.usable):
+            # Before the first node has joined, they wait for it as other jobs do.
+            if not pool.joined or pool.has_set(record.width, lambda slot: slot.usable):
                 yield record
 
     def prove(self, record: JobState) -> JobState:

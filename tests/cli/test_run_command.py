@@ -13,9 +13,11 @@ import tiny_workload
 from command_line import Nightgrid
 from example_grids import GRID
 
+from orchestrator.analysis.flags import Raised, every_flag
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.status import RunStatus
+from orchestrator.driver import standing
 from orchestrator.store.disk import digest
 from orchestrator.store.store import Store
 
@@ -71,6 +73,18 @@ def test_a_grid_names_its_results_and_the_command_line_wins(run: Run, nightgrid:
     Path("shared").rename("moved")
     resumed = nightgrid("run", "--resume", "--results", "moved/nights", "--in-process")
     assert "0 run, 2 reuse" in resumed.out and not Path("shared").exists()
+
+
+def test_flagged_rows_are_measured_again_where_nothing_else_is_to_run(
+    run: Run, monkeypatch
+) -> None:
+    """They came to nothing: no card had joined when the schedule looked for one."""
+    run(GRID)
+    [flag] = (flag for flag in every_flag() if flag.name == "disturbed")
+    disturbed = Raised(flag=flag, reason="as if")
+    monkeypatch.setattr(standing, "raised_on", lambda rows: [(disturbed,) for _ in rows])
+    run(GRID, "--retry-flagged")
+    assert sorted(row.batch_size or 0 for row in rows()) == [1, 1, 2, 2]
 
 
 def test_only_what_is_new_is_measured_and_the_change_is_named(run: Run) -> None:

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from schedule_cases import Fixed, busy_cluster, job, node, planned
 from simulated_runs import Scattered, check_rows, clusters, grids, thorough
 
-from orchestrator.core.events import Command, Event, RecordRow, RunAttempt
+from orchestrator.core.events import (
+    Command,
+    Event,
+    NodeJoined,
+    RecordRow,
+    RunAttempt,
+    StartWorker,
+    Tick,
+)
 from orchestrator.core.job import Accelerator, Job, State
 from orchestrator.core.outcome import FailureClass
 from orchestrator.core.plan import Action, PlannedJob
@@ -141,6 +149,29 @@ def test_flagged_rows_of_an_earlier_driver_are_repeated_too() -> None:
     assert names_of(cluster.rows) == [("b", True, 0), ("a", True, 1)]
     assert cluster.rows[-1].attempt is not None and cluster.rows[-1].attempt.number == 4
     assert sum(cluster.schedule.counts().values()) == 1
+
+
+def test_where_all_rows_are_reused_flagged_ones_wait_for_the_first_node() -> None:
+    reused = PlannedJob(job=named("a"), action=Action.REUSE)
+    schedule = Schedule(
+        [reused], ScheduleSettings(), Fixed(), judge=Judge("a"), again={reused.job.job_id: 1}
+    )
+    schedule.handle(Tick(at=0.0))
+    assert not schedule.finished
+    commands = schedule.handle(NodeJoined(at=1.0, node=node())) + schedule.handle(Tick(at=1.0))
+    assert any(isinstance(command, StartWorker) for command in commands)
+
+
+def test_flagged_rows_are_not_waited_for_longer_than_other_jobs() -> None:
+    reused = PlannedJob(job=named("a"), action=Action.REUSE)
+    schedule = Schedule(
+        [reused], ScheduleSettings(), Fixed(), judge=Judge("a"), again={reused.job.job_id: 1}
+    )
+    rows = []
+    for at in range(0, 1200, 10):
+        commands = schedule.handle(Tick(at=float(at)))
+        rows += [command.row for command in commands if isinstance(command, RecordRow)]
+    assert schedule.finished and rows == []
 
 
 def repeats_come_last(
