@@ -249,6 +249,14 @@ def _listing(*names: str) -> str:
     return "".join(file.read_text(encoding="utf-8") for file in found if file.is_file())
 
 
+def takes_quantization(quantization: Mapping[str, Any]) -> bool:
+    """Tell if transformers knows a ``quantization_config``; it reads others' values as they are."""
+    listed = _listing("quantizers/auto.py")
+    bits = next((bits for bits in (4, 8) if quantization.get(f"load_in_{bits}bit")), 0)
+    method = f"bitsandbytes_{bits}bit" if bits else quantization.get("quant_method")
+    return not listed or f'"{method}":' in listed
+
+
 def own_code(config: Mapping[str, Any]) -> str:
     """Return why a model needs Python code of its own, or a newer transformers; "" if neither."""
     kind = config.get("model_type")

@@ -14,7 +14,7 @@ from typing import Any
 from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported, WorkloadError
 from workloads.devices import DeviceSpec, device_spec
 from workloads.inspection.checkpoints import protected_files, read_config, weight_files
-from workloads.inspection.configuration import text_part
+from workloads.inspection.configuration import takes_quantization, text_part
 from workloads.inspection.headers import describe_tensors
 from workloads.inspection.look import MODEL, Look, look
 from workloads.inspection.tokenizers import has_tokenizer
@@ -129,13 +129,22 @@ def _quantization(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     """Return ``quantization_config`` and its method; both empty if there is none."""
     written = config.get("quantization_config")
     quantization = written if isinstance(written, Mapping) else {}
-    return quantization, str(quantization.get("quant_method", ""))
+    older = any(quantization.get(f"load_in_{bits}bit") for bits in (4, 8))  # they name no method
+    method = quantization.get("quant_method") or ("bitsandbytes" if older else "")
+    return quantization, str(method)
 
 
 def unreadable(config: Mapping[str, Any]) -> str:
     """Return why no task loads such a checkpoint, or ""; engines' own loaders check themselves."""
     quantization, method = _quantization(config)
     reader = READERS.get(method)
+    if quantization and not method:
+        return "its quantization_config has no quant_method"
+    if quantization and reader is None and not takes_quantization(quantization):
+        return (
+            f"transformers skips its quantization_config (quant_method {method:.40}), so its "
+            "values would be read without their scales"
+        )
     if reader is None or not reader.packed:
         return ""
     if (bits := bits_of(quantization)) != 4:
@@ -169,10 +178,10 @@ def reading_arguments(
 ) -> dict[str, Any]:
     """Return arguments of ``from_pretrained`` for such a checkpoint; raises Unsupported."""
     quantization, method = _quantization(config)
-    if (reader := READERS.get(method)) is None:
-        return {}
     if reason := unreadable(config):
         raise Unsupported(f"{model} cannot be read: {reason}")
+    if (reader := READERS.get(method)) is None:
+        return {}
     if on_host and not reader.on_host:
         raise Unsupported(f"{model} is a {method} checkpoint, which is read on cards only")
     if reader.module and importlib.util.find_spec(reader.module) is None:

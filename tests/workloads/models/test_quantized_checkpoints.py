@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from workloads import text_generation
 from workloads.base import Unsupported
 from workloads.models.loading import load_causal_model, open_model
-from workloads.models.rules import READERS, as_stored, reading_arguments
+from workloads.models.rules import READERS, as_stored, method_of, reading_arguments, text_refusals
 from workloads.registry import find_workload
 
 Change = Callable[[torch.Tensor], Mapping[str, torch.Tensor]]
@@ -57,6 +57,12 @@ def in_int8(weight: torch.Tensor) -> dict[str, torch.Tensor]:
     """A scale for each output."""
     scale = weight.abs().amax(1, keepdim=True) / 127
     return {"weight": (weight / scale).round().to(torch.int8), "weight_scale": scale.bfloat16()}
+
+
+def by_bitsandbytes(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The same, with each output's largest value in place of its scale."""
+    most = weight.abs().amax(1)
+    return {"weight": (weight * 127 / most[:, None]).round().to(torch.int8), "SCB": most}
 
 
 def packed(weight: torch.Tensor, group: int = 32) -> dict[str, torch.Tensor]:
@@ -99,6 +105,8 @@ COMPRESSED = {
     },
 }
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
+BITSANDBYTES = {"load_in_8bit": True}  # as it was written before methods had names
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
 
 
 @pytest.mark.parametrize(
@@ -107,14 +115,15 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_
         (FP8, in_fp8, "bf16", "fp8 checkpoint, expanded to bf16"),
         (COMPRESSED, in_int8, "fp32", "compressed-tensors checkpoint, expanded to fp32"),
         (GPTQ, packed, "int4", "gptq checkpoint; the rest in 16 bits"),
+        (BITSANDBYTES, by_bitsandbytes, "int8", "bitsandbytes checkpoint; the rest in 16 bits"),
     ],
 )
 def test_a_checkpoint_of_others_generates_in_its_precision(
     config: Mapping[str, Any], change: Change, precision: str, says: str, tmp_path: Path
 ) -> None:
-    reader = READERS[config["quant_method"]]
-    if reader.module:
-        pytest.importorskip(reader.module)
+    method = method_of({"quantization_config": config})
+    if module := method if method not in READERS else READERS[method].module:
+        pytest.importorskip(module)
     path = checkpoint(tmp_path / "theirs", config, change)
     worker = Worker()
     job = request("advertisegen-synthetic", model=path, precision=precision, prompts=1)
@@ -130,12 +139,13 @@ def test_a_checkpoint_of_others_generates_in_its_precision(
     kinds = {type(layer).__module__ for layer in resident.engine.model.modules()}
     assert not any(kind.startswith("auto_round_kernel") for kind in kinds)
     generation = find_workload("text-generation").validate({"quality": True})
-    wrong = replace(asked(model=path, precision="int8"), parameters=generation)
+    other = "bf16" if precision == "int8" else "int8"
+    wrong = replace(asked(model=path, precision=other), parameters=generation)
     found = {one.setting: one for one in refuse(wrong, "text-generation")}
     assert (
         precision in found["precision"].reason and "quantised already" in found["precision"].reason
     )
-    assert ("quality" in found) == (precision == "int4")
+    assert ("quality" in found) == precision.startswith("int")
 
 
 @pytest.mark.parametrize(
@@ -143,6 +153,8 @@ def test_a_checkpoint_of_others_generates_in_its_precision(
     [
         ({**GPTQ, "desc_act": True}, "its inputs are reordered (desc_act)"),
         ({**GPTQ, "bits": 8}, "a gptq checkpoint in 8 bits, and 4 are read"),
+        (MODELOPT, "transformers skips its quantization_config (quant_method modelopt)"),
+        ({"bits": 4}, "its quantization_config has no quant_method"),
     ],
 )
 def test_what_would_be_read_wrongly_is_refused(config, says, tmp_path) -> None:
@@ -153,6 +165,24 @@ def test_what_would_be_read_wrongly_is_refused(config, says, tmp_path) -> None:
     assert found and found[0].unsupported and found[0].hint
     with pytest.raises(Unsupported, match="cannot be read"):
         reading_arguments({"quantization_config": config}, path)
+
+
+def test_values_without_their_scales_are_not_read(tmp_path: Path) -> None:
+    """ModelOpt's, whose method transformers does not know; vLLM reads them itself."""
+
+    def in_their_fp8(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        scale = weight.abs().max() / 448
+        return {"weight": (weight / scale).to(torch.float8_e4m3fn), "weight_scale": scale}
+
+    path = checkpoint(tmp_path / "theirs", MODELOPT, in_their_fp8)
+    with pytest.raises(Unsupported, match="would be read without their scales"):
+        load_causal_model(open_model(path), dtype=torch.bfloat16)
+    job = asked(model=path, precision="bf16")
+    reasons = {
+        engine: [one.reason for one in text_refusals(replace(job, engine=engine))]
+        for engine in ("transformers", "vllm")
+    }
+    assert "read without their scales" in reasons["transformers"][0] and not reasons["vllm"]
 
 
 @pytest.mark.parametrize("method", [name for name, one in READERS.items() if one.module])

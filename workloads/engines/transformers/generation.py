@@ -46,7 +46,7 @@ from workloads.models.loading import (
     with_new_weights,
 )
 from workloads.models.products import origin_of
-from workloads.models.rules import as_stored
+from workloads.models.rules import as_stored, method_of
 from workloads.registry import task_for
 from workloads.training import saved_adapters
 from workloads.util.processes import replaced
@@ -152,7 +152,7 @@ def load_model(request: Request, device: Device, attention: str) -> dict[str, An
     running = check_attention(model, attention)
     weights = precisions.inspect(model, request.precision, device.name)
     if stored:
-        method = read_config(Path(source.path))["quantization_config"]["quant_method"]
+        method = method_of(read_config(Path(source.path)))
         how = origin_of(Path(source.path)).get("quantization") or f"{method} checkpoint"
         expanded = not precisions.quantized(request.precision)
         rest = f", expanded to {request.precision}" if expanded else "; the rest in 16 bits"
