@@ -335,10 +335,27 @@ def without_repeated(table: pa.Table, seen: set[tuple[object, ...]]) -> pa.Table
     import pyarrow as pa
 
     fresh = []
-    for key in zip(*(table[name].to_pylist() for name in ROW_KEY), strict=True):
+    for key in row_keys(table):
         fresh.append(key not in seen)
         seen.add(key)
     return table if all(fresh) else table.filter(pa.array(fresh, pa.bool_()))
+
+
+def row_keys(table: pa.Table) -> Iterator[tuple[object, ...]]:
+    """The key of each row."""
+    return zip(*(table[name].to_pylist() for name in ROW_KEY), strict=True)
+
+
+def keys_in_file(name: str, data: bytes) -> set[tuple[object, ...]]:
+    """The keys of the rows in a Parquet file's bytes; none if they cannot be trusted."""
+    import pyarrow as pa
+
+    with contextlib.suppress(
+        OSError, ValueError, TypeError, LookupError, StoreError, pa.ArrowException
+    ):
+        if damage_of(name, data) is None:
+            return set(row_keys(parquet_file(data, name).read(list(ROW_KEY), use_threads=False)))
+    return set()
 
 
 # ---------------------------------------------------------------- measurements

@@ -5,8 +5,11 @@ every few seconds and the rest at the end; while the address is unreachable the 
 later try copies what is missing. ``mirror.json`` there names the run, so that another of its name
 is refused. S3 is tested over HTTP; Google's is untested.
 
-*A copy* that is fetched (``receive``) only grows: rows that have come are not read again, but for
-those of logs. A cluster's files are read by ``on_ray/run_status.py``.
+*A copy* is fetched (``receive``): rows that have come are not read again, but for those of logs. A
+cluster's files are read by ``on_ray/run_status.py``.
+
+A run merges its files when it ends. What it merged goes from both, too: plain readers would see it
+twice. A file goes only if all its rows are in valid files that the run and its copy have.
 """
 
 from __future__ import annotations
@@ -15,20 +18,29 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from orchestrator.core.errors import StoreError
 from orchestrator.store import disk, files
 from orchestrator.store.log import is_log
-from orchestrator.store.reader import has_rows
+from orchestrator.store.reader import (
+    ROW_KEY,
+    has_rows,
+    keys_in_file,
+    read_rows,
+    row_files,
+    row_keys,
+)
 from orchestrator.store.store import Store
 from orchestrator.util.redaction import redact
 from workloads.util.files import read_text
 
 INTERVAL_S = 10.0
 MARKER = "mirror.json"
+_REQUESTS_TOGETHER = 8  # a night of ten hours merges 3,600 files
 
 
 def travelling_files(run: Path) -> list[str]:
@@ -54,8 +66,9 @@ def _travels(name: str) -> bool:
 
 def receive(names: Iterable[str], read: Callable[[str], bytes], here: Path) -> list[str]:
     """Write those of a run's files that ``here`` lacks, or that may have changed; returns their
-    names. Names of other files are ignored, and files that ``read`` does not find."""
-    received = []
+    names. Names of other files are ignored, and files that ``read`` does not find. Files of rows
+    go that the run has merged into others."""
+    received, names = [], list(names)
     for name in names:
         path = here / name
         final = path.parent != here and not is_log(path.name)
@@ -67,7 +80,31 @@ def receive(names: Iterable[str], read: Callable[[str], bytes], here: Path) -> l
             write = disk.write_durably if path.parent.name == files.ROWS else disk.replace_file
             write(path.parent, path.name, data)
             received.append(name)
+    rows = here / files.ROWS
+    with contextlib.suppress(StoreError, OSError):  # the next fetch tries again
+        there = {name.removeprefix(f"{files.ROWS}/") for name in names}
+        if gone := set(filter(_is_parquet, row_files(rows) - there)):
+            kept = _keys_in(rows, there)
+            for name in gone:
+                if _is_merged(name, disk.read(rows / name), kept):
+                    disk.remove(rows / name)
     return received
+
+
+def _is_parquet(name: str) -> bool:
+    return name.endswith(".parquet")
+
+
+def _keys_in(rows: Path, names: Set[str]) -> set[tuple[object, ...]]:
+    """The keys of all rows in the valid Parquet files of these names. May raise StoreError."""
+    look = read_rows(rows, ROW_KEY, only=set(filter(_is_parquet, names)))
+    return {key for table in look.tables.values() for key in row_keys(table)}
+
+
+def _is_merged(name: str, data: bytes, kept: Set[tuple[object, ...]]) -> bool:
+    """Return whether a file is valid and has no row but those that are kept elsewhere."""
+    keys = keys_in_file(name, data)
+    return bool(keys) and keys <= kept
 
 
 # ---------------------------------------------------------------- the directory of a copy
@@ -124,6 +161,8 @@ class Mirror:
         self._files, base = _file_system(address)
         self._there = f"{base}/{run.name}"
         self._copied: dict[str, tuple[int, int]] = {}  # by name: size and time of what was copied
+        self._sizes: dict[str, int] | None = None  # of the files of rows there; None: not known yet
+        self._only_there: Set[str] = set()  # files of rows that are gone here, and not merged
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self.trouble = ""
@@ -157,7 +196,10 @@ class Mirror:
         """Copy changed files as far as possible and return their number; logs only at the end."""
         count, unread = 0, ""
         try:
-            for name in travelling_files(self._run):
+            if self._sizes is None:
+                self._sizes = self._sizes_there()
+            names = travelling_files(self._run)
+            for name in names:
                 path = self._run / name
                 if is_log(path.name) and not self._ended.is_set():  # it still grows
                     continue
@@ -174,20 +216,56 @@ class Mirror:
                     unread = f"{path} cannot be read, and is not copied to {self.address}: {why}"
                     continue
                 # The name of a file of rows holds its digest; a log only grows.
-                known = name.startswith(f"{files.ROWS}/") and self._files.get_file_info(
-                    f"{self._there}/{name}"
-                )
-                if not known or known.size != len(data):
+                if self._sizes.get(name) != len(data):
                     self._write(name, data)
                     count += 1
+                    if name.startswith(f"{files.ROWS}/"):
+                        self._sizes[name] = len(data)
                 self._copied[name] = stamp
-            self.trouble = unread
+            self.trouble = unread or self._remove_merged(self._sizes, set(names))
         except OSError as error:
             self.trouble = (
                 f"results cannot be copied to {self.address}: {_reason(error)}; they are safe in "
                 f"{self._run}"
             )
         return count
+
+    def _sizes_there(self) -> dict[str, int]:
+        from pyarrow.fs import FileSelector
+
+        selector = FileSelector(f"{self._there}/{files.ROWS}", allow_not_found=True)
+        found = self._files.get_file_info(selector)
+        return {f"{files.ROWS}/{info.base_name}": info.size for info in found if info.is_file}
+
+    def _remove_merged(self, sizes: dict[str, int], here: Set[str]) -> str:
+        """Remove the files of rows that the run has merged into others; return what failed."""
+        gone = set(filter(_is_parquet, sizes.keys() - here))
+        if gone == self._only_there:
+            return ""
+
+        def remove(name: str) -> None:
+            path = f"{self._there}/{name}"
+            with contextlib.suppress(FileNotFoundError):
+                with self._files.open_input_stream(path) as stream:
+                    data = bytes(stream.read())
+                if not _is_merged(Path(name).name, data, kept):
+                    return
+                self._files.delete_file(path)
+            del sizes[name]
+            self._copied.pop(name, None)
+
+        try:
+            kept = _keys_in(
+                self._run / files.ROWS, {Path(name).name for name in sizes.keys() & here}
+            )
+            with ThreadPoolExecutor(_REQUESTS_TOGETHER) as side_by_side:
+                for _ in side_by_side.map(remove, sorted(gone)):  # the first error ends it
+                    pass
+        except (OSError, StoreError) as error:
+            why = f"files that the run has merged stay at {self.address}: {_reason(error)}"
+            return f"{why}; plain readers see their rows twice"
+        self._only_there = gone & sizes.keys()
+        return ""
 
     def _work(self) -> None:
         while not self._ended.wait(INTERVAL_S):

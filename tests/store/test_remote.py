@@ -8,7 +8,11 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pyarrow.dataset
+import pyarrow.fs
 import pytest
 import tiny_workload
 from example_grids import NOTEBOOK_GRID
@@ -71,6 +75,11 @@ def run_of(results: Path, rows: int) -> Store:
     return store
 
 
+def plain_rows(run: Path) -> int:
+    """The rows that readers see who know nothing of repeated ones."""
+    return int(pyarrow.dataset.dataset(run / run_files.ROWS).count_rows())
+
+
 def contents(run: Path) -> dict[str, bytes]:
     """The files of a run that are copied."""
     return {name: (run / name).read_bytes() for name in travelling_files(run)}
@@ -113,6 +122,75 @@ def test_rows_of_which_no_parquet_is_made_are_copied(tmp_path: Path, address: st
         assert fetched() == [0, 7] and not copy.trouble
     copy.copy()
     assert fetched() == [0, 7]
+
+
+def test_a_bucket_has_what_a_run_has_merged_once(tmp_path: Path, address: str) -> None:
+    def plain(name: str) -> int:
+        there = tmp_path / name
+        fetch_from(address, "night", lambda _: there)
+        return plain_rows(there)
+
+    store = run_of(tmp_path / "here", 3)
+    copy = Mirror(store.path, address, "0123456789ab")
+    copy.copy()
+    with store:
+        store.compact()
+    copy.copy()
+    assert plain("at-once") == 3 and not copy.trouble
+    with store:
+        for number in (7, 8):
+            store.append(row(number, run="night"))
+            store.to_parquet()
+        copy.copy()
+        store.compact()
+    again = Mirror(store.path, address, "0123456789ab")  # of a driver that comes later
+    again.copy()
+    assert plain("later") == 5 and not again.trouble
+    assert again.copy() == 0
+
+
+def test_a_bucket_keeps_rows_that_the_run_has_lost(tmp_path: Path, address: str) -> None:
+    store = run_of(tmp_path / "here", 3)
+    copy = Mirror(store.path, address, "0123456789ab")
+    copy.copy()
+    min(store.tables_path.iterdir()).unlink()
+    with store:
+        store.compact()
+    copy.copy()
+    there = tmp_path / "there" / "night"
+    fetch_from(address, "night", lambda _: there)
+    assert numbers(Store(there.parent, there.name)) == [0, 1, 2] and not copy.trouble
+
+
+class Refusing:
+    """A file system whose keys may not delete."""
+
+    def __init__(self, files: Any) -> None:
+        self.files, self.refuses = files, True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.files, name)
+
+    def delete_file(self, path: str) -> None:
+        if self.refuses:
+            raise PermissionError(errno.EACCES, "Access Denied")
+        self.files.delete_file(path)
+
+
+def test_keys_that_may_not_delete_are_said(tmp_path: Path, address: str, monkeypatch) -> None:
+    files, base = pyarrow.fs.FileSystem.from_uri(address)
+    refusing = Refusing(files)
+    patched = SimpleNamespace(from_uri=lambda _: (refusing, base))
+    monkeypatch.setattr(pyarrow.fs, "FileSystem", patched)
+    store = run_of(tmp_path, 2)
+    copy = Mirror(store.path, address, "0123456789ab")
+    copy.copy()
+    with store:
+        store.compact()
+    assert copy.copy() == 1
+    assert "has merged stay at s3://" in copy.trouble and "Access Denied" in copy.trouble
+    refusing.refuses = False
+    assert copy.copy() == 0 and not copy.trouble
 
 
 def test_a_file_that_cannot_be_read_keeps_no_other_from_the_bucket(tmp_path, address) -> None:
@@ -273,8 +351,38 @@ def test_a_copy_has_the_rows_of_a_log_once(tmp_path: Path) -> None:
         assert fetched() == [1, 2]
         store.to_parquet()
         assert fetched() == [1, 2]
-        store.append(row(3))
-        store.compact()
-        assert fetched() == [1, 2, 3]
+        for number in range(3, 13):
+            store.append(row(number))
+            store.to_parquet()
+        assert fetched() == list(range(1, 13)) and plain_rows(tmp_path / "copy") == 12
+    assert len(list(store.tables_path.iterdir())) == 1  # merged, as there were ten and more
+    assert fetched() == list(range(1, 13)) and plain_rows(tmp_path / "copy") == 12
     copied = Store.existing(tmp_path, "copy")
-    assert len(copied.history()) == 3 and copied.read().damaged == ()
+    assert len(copied.history()) == 12 and copied.read().damaged == ()
+
+
+def test_a_copy_keeps_what_did_not_come_in_merged_files(tmp_path: Path) -> None:
+    run, copy = run_of(tmp_path / "there", 3).path, tmp_path / "copy"
+    fetch(run, copy)
+    small = set(disk.names(copy / run_files.ROWS))
+    lost = min((run / run_files.ROWS).iterdir())
+    lost.rename(tmp_path / lost.name)
+    with Store(run.parent, run.name) as store:
+        store.append(row(7, run="night"))
+        store.compact()
+
+    def broken(name: str) -> bytes:
+        raise ConnectionError(name)
+
+    with pytest.raises(ConnectionError):  # an interrupted fetch
+        receive(travelling_files(run), broken, copy)
+    merged = min((run / run_files.ROWS).iterdir()).name
+    names = [name for name in travelling_files(run) if not name.endswith(merged)]
+    receive(names, lambda name: (run / name).read_bytes(), copy)  # which is listed without it
+    assert set(disk.names(copy / run_files.ROWS)) == small
+    receive(travelling_files(run), lambda name: b"torn", copy)
+    assert small < set(disk.names(copy / run_files.ROWS))
+    (copy / run_files.ROWS / merged).unlink()
+    fetch(run, copy)
+    assert set(disk.names(copy / run_files.ROWS)) == {lost.name, merged}  # which the source lost
+    assert numbers(Store(tmp_path, "copy")) == [0, 1, 2, 7] and plain_rows(copy) == 4

@@ -131,8 +131,8 @@ run of ten files or more with few rows merges them when it ends.
 
 Nightgrid's own reader verifies the checksum that each name and line holds, reads the log too,
 reports what is damaged and sees each row once, always. The others see no row twice while a log
-becomes a file, but do for the moment between the appearance of a merged file and the removal of
-those it replaces.
+becomes a file, but do between the appearance of a merged file and the removal of those it replaces:
+for a moment, in a bucket or a fetched copy until it is brought up to date.
 """
 
 
