@@ -322,13 +322,18 @@ class HeadToHead:
     lines: tuple[Line, ...]  # the fastest first
     left_out: int = 0  # lines beyond the limit
 
+    def over_first(self, side: int) -> list[Ratio]:
+        """Return the ratios of a side over the first: those with an interval, if any has one."""
+        ratios = [line.ratios[side] for line in self.lines if line.rows[0] is not None]
+        known = [ratio for ratio in ratios if ratio is not None]
+        # One setting of a single repeat says nothing against what the others show.
+        return [ratio for ratio in known if ratio.low is not None] or known
+
     @property
     def overall(self) -> tuple[Ratio | None, ...]:
-        """Geometric means of the sides over the lines that have the first side."""
-        based = [line.ratios for line in self.lines if line.rows[0] is not None]
-        of_sides = ([one[side] for one in based] for side in range(len(self.sides)))
-        known = ([ratio for ratio in ratios if ratio is not None] for ratios in of_sides)
-        return tuple(pooled(ratios) if ratios else None for ratios in known)
+        """Geometric means of ``over_first`` for each side."""
+        of_sides = map(self.over_first, range(len(self.sides)))
+        return tuple(pooled(ratios) if ratios else None for ratios in of_sides)
 
     @property
     def fastest(self) -> int | None:

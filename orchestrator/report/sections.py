@@ -135,6 +135,9 @@ def _head_to_head(summary: Summary, place: int, one: HeadToHead) -> Section:
         means = ("1×" if mean is None else wording.ratio(mean, tie=True) for mean in one.overall)
         rows.append(("all together", *means))
     note = f"{one.unit}, and times {one.sides[0]}'s with its interval. ~ tied."
+    every = [ratio for line in one.lines for ratio in line.ratios if ratio is not None]
+    if len(one.lines) > 1 and len({ratio.low is None for ratio in every}) > 1:
+        note += " All together: settings with an interval."
     if one.left_out:
         note += f" {units.plural(one.left_out, 'slower setting')} not listed."
     return Section(

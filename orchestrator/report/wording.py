@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from orchestrator.analysis.metrics import (
@@ -332,25 +332,39 @@ def _margin(ranking: Ranking, summary: Summary) -> Iterator[str]:
 
 
 def _sides(one: HeadToHead) -> str:
-    """Format as ``NVIDIA H200 is 1.42× Gaudi2 at equal settings (1.38× to 1.46×, 12 settings)``."""
-    settings = units.plural(len(one.lines) + one.left_out, "setting")
+    """Format as ``NVIDIA H200 is 1.42× Gaudi2 at equal settings (1.38× to 1.46×, 12 settings)``;
+    "" if the first side has no setting in common with another."""
+    known = [(ratio, place) for place, ratio in enumerate(one.overall) if ratio is not None]
+    if not known:
+        return ""
     side = one.fastest
     if side is None:
-        sides = f"{', '.join(one.sides[:-1])} and {one.sides[-1]}"
-        if any(ratio is not None and ratio.side for ratio in one.overall):
-            return (
-                f"{sides} have no order yet at equal settings: rows shared the processors with "
-                "other processes; measure them again: nightgrid run --retry-flagged."
-            )
-        return f"{sides} are tied at equal settings."
-    known = [(ratio, name) for ratio, name in zip(one.overall, one.sides, strict=True) if ratio]
-    ratio, name = max(known, key=lambda pair: pair[0].value)
-    value, low, high, other = ratio.value, ratio.low, ratio.high, one.sides[0]
+        return _no_order([one.sides[0], *(one.sides[place] for _, place in known)], known)
+    ratio, other = max(known, key=lambda pair: pair[0].value)
+    settings = units.plural(len(one.over_first(other)), "setting")
+    value, low, high = ratio.value, ratio.low, ratio.high
     if side == 0:
-        other = name
         value, low, high = 1 / value, *(None if v is None else 1 / v for v in (high, low))
+    else:
+        other = 0
     ends = [] if low is None else [units.times(low), units.times(high)]
     span = f"{ends[0]} to {ends[1]}, " if len(set(ends)) > 1 else ""
     bound = "at least " if ratio.side else ""
-    sentence = f"{one.sides[side]} is {bound}{units.times(value)} {other} at equal settings"
-    return f"{sentence} ({span}{settings})."
+    name = f"{one.sides[side]} is {bound}{units.times(value)} {one.sides[other]}"
+    return f"{name} at equal settings ({span}{settings})."
+
+
+def _no_order(sides: Sequence[str], known: Sequence[tuple[Ratio, int]]) -> str:
+    """Return why no side is the fastest."""
+    names, ratios = f"{', '.join(sides[:-1])} and {sides[-1]}", [ratio for ratio, _ in known]
+    why = ""
+    if any(ratio.side for ratio in ratios):
+        why = "rows shared the processors with other processes; measure them again: nightgrid run "
+        why += "--retry-flagged"
+    elif any(ratio.low is None for ratio in ratios):
+        why = "too few repeats for an interval; min_repeats: 2 or more may settle it"
+    if why:
+        return f"{names} have no order yet at equal settings: {why}."
+    if any(ratio.decided for ratio in ratios):
+        return f"None of {names} is ahead of all others at equal settings."
+    return f"{names} are tied at equal settings."

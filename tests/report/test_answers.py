@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -27,6 +28,21 @@ from orchestrator.util import format as units
 
 def measured(rate: float, half: float | None = 1.0, **changes: object) -> Measurement:
     return with_interval(Night(emulated=False).add(a_job(**changes), items=0), rate, half)
+
+
+def sides(
+    sizes: Sequence[int] = (1, 2, 4, 8), half: float | None = 0.5, **rates: float
+) -> list[Measurement]:
+    """Rows of several cards by name, with a rate that is proportional to the batch size."""
+    return [
+        replace(
+            measured(rate * n, half and half * n, batch_size=n, accelerator=Accelerator.GPU),
+            device_name=name,
+            job_id=f"{name}-{n}",
+        )
+        for name, rate in rates.items()
+        for n in sizes
+    ]
 
 
 def trained(rate: float, method: str, **changes: object) -> Measurement:
@@ -158,6 +174,31 @@ def test_answers_to_questions_come_first_with_what_they_rest_on() -> None:
             [measured(20.0, 0.5), measured(20.1, 0.5, accelerator=Accelerator.GPU)],
             "Gaudi2 and NVIDIA H200 are tied at equal settings.",
             id="two sides that are tied",
+        ),
+        pytest.param(
+            [measured(20.0, None), measured(50.0, None, accelerator=Accelerator.GPU)],
+            "Gaudi2 and NVIDIA H200 have no order yet at equal settings: too few repeats for an "
+            "interval; min_repeats: 2 or more may settle it.",
+            id="two sides without intervals",
+        ),
+        pytest.param(
+            [
+                *(measured(20.0 * n, 0.1, batch_size=n) for n in (1, 2, 4)),
+                *sides(**{"NVIDIA H200": 50.0}, sizes=(1, 2)),
+                *sides(**{"NVIDIA H200": 50.0}, sizes=(4,), half=None),
+            ],
+            "NVIDIA H200 is 2.50× Gaudi2 at equal settings (2.49× to 2.51×, 2 settings).",
+            id="a setting of a single repeat does not hide what the others show",
+        ),
+        pytest.param(
+            sides(A=100.0, B=30.0, C=100.1),
+            "None of A, B and C is ahead of all others at equal settings.",
+            id="two of three sides are tied",
+        ),
+        pytest.param(
+            [*sides(A=100.0, sizes=(1,)), *sides(B=200.0, C=50.0)],
+            "B is 2.00× A at equal settings (1.99× to 2.01×, 1 setting).",
+            id="the first side has one setting in common with the others",
         ),
     ],
 )
