@@ -20,7 +20,8 @@ from orchestrator.planning.forecast import Remaining
 from workloads.devices.monitor.host import CardTelemetry
 
 # A call into a card's driver or a collective can hang for ever with the interpreter held, so the
-# worker itself cannot notice. Every phase has a generous limit, except being queued for processors.
+# worker itself cannot notice. Every phase has a generous limit, except being queued for processors;
+# one that an extension named itself has that of ``measure``.
 # Time counts on this host's clock from when it first saw the phase: other clocks may be wrong.
 
 #: Limits in seconds by phase; ``starting`` is imports and acquisition of the card.
@@ -34,6 +35,7 @@ PHASE_LIMITS_S: Mapping[str, float] = {
     "measure": 1800.0,
     "finish": 600.0,
 }
+_UNLIMITED = ("free", "idle", "queued")  # phases in which no job hangs
 #: Allowance over a job's own limits, since a batch that has begun is finished (it may compile).
 MEASURE_FACTOR = 3.0
 #: Most that a pause between two looks for hung workers counts (normally a second).
@@ -326,10 +328,12 @@ class Board:
         late = []
         for seat in self._seats.values():
             seat.since = min(now, seat.since + max(0.0, pause_s))
-            limit_s, age_s = self.limits_s.get(seat.phase), now - seat.since  # None: idle or free
+            known = seat.phase in PHASE_LIMITS_S or seat.phase in _UNLIMITED
+            phase = seat.phase if known else "measure"
+            limit_s, age_s = self.limits_s.get(phase), now - seat.since
             if limit_s is None or not seat.worker_id or seat.is_overdue:
                 continue
-            limit_s += seat.allowances_s.get(seat.phase, 0.0)
+            limit_s += seat.allowances_s.get(phase, 0.0)
             if age_s > limit_s:
                 seat.is_overdue = True
                 starts = seat.phase == "starting"

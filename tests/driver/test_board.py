@@ -299,6 +299,7 @@ def test_a_new_phase_or_attempt_starts_the_clock_anew() -> None:
     [
         ("measure", {"warmup": 0, "time_limit_s": 7200.0}, PHASE_LIMITS_S["measure"] + 3 * 7200),
         ("measure", {"warmup": 1, "warmup_limit_s": 600.0, "time_limit_s": 60.0}, 1800 + 780),
+        ("tokenize", {"warmup": 0, "time_limit_s": 7200.0}, PHASE_LIMITS_S["measure"] + 3 * 7200),
         ("warmup", {"warmup": 1, "warmup_limit_s": 5000.0}, PHASE_LIMITS_S["warmup"] + 5000),
         ("warmup", {"warmup": 0, "warmup_limit_s": 5000.0}, PHASE_LIMITS_S["warmup"]),
     ],
