@@ -439,7 +439,7 @@ class Forecast:
     measured: int  # of those
     configurations: int  # without a measured cell so far
     reached: int  # of those: their first cell would be measured
-    ends_after_s: float  # with the last row
+    ends_after_s: float  # with the last row; more than ``seconds``: likely not all in time
 
 
 class _Fixed:
@@ -463,6 +463,9 @@ def forecast(plan: Plan, estimates: Estimates, seconds: float) -> Forecast | Non
         schedule_settings=ScheduleSettings(work_until=seconds),
     )
     measured = {row.job.job_id for row in result.rows if row.state is State.SUCCEEDED}
+    ends_after_s = result.makespan_s
+    if len(measured) == len(to_run):  # the simulated cluster is there at once, with all its power
+        ends_after_s = max(ends_after_s, plan.duration.middle_s)
     firsts = anchors(plan.jobs)
     return Forecast(
         seconds=seconds,
@@ -470,7 +473,7 @@ def forecast(plan: Plan, estimates: Estimates, seconds: float) -> Forecast | Non
         measured=len(measured),
         configurations=len(firsts),
         reached=len(firsts & measured),
-        ends_after_s=result.makespan_s,
+        ends_after_s=ends_after_s,
     )
 
 

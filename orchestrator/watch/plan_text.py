@@ -174,8 +174,10 @@ def deadline_lines(deadline: Deadline, forecast: Forecast | None) -> Iterator[st
     )
     if forecast is None:
         return
-    if forecast.measured == forecast.jobs:
-        ends = seconds(forecast.ends_after_s)
+    ends = seconds(forecast.ends_after_s)
+    if forecast.ends_after_s > forecast.seconds:
+        yield f"likely not all {forecast.jobs} jobs are done by then: they take about {ends}"
+    elif forecast.measured == forecast.jobs:
         yield f"all {forecast.jobs} jobs should be done by then, after about {ends}"
     else:
         yield (

@@ -45,6 +45,9 @@ def test_plan_and_simulation_say_what_should_be_measured_by_then(
     assert 0 < forecast["reached"] <= forecast["measured"] < forecast["jobs"] == 20
     assert forecast["configurations"] == 4 and forecast["ends_after_s"] <= forecast["seconds"]
     assert nightgrid("simulate", *grid, "2m", "--json").json["makespan_s"] <= 120
+    together = ("smoke", "--emulate", "2x8", "--results", tmp_path, "--budget", "70s")
+    printed = nightgrid("plan", *together).out  # 16 cards on this machine's processors
+    assert "likely not all 20 jobs are done by then: they take about" in printed
 
 
 def test_a_cluster_is_sent_the_moment_to_the_second_and_not_the_time_of_day() -> None:
