@@ -10,7 +10,7 @@ import difflib
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
@@ -165,6 +165,9 @@ class _Records:
 
     def __init__(self, reading: Reading, keep: list[Example] | None = None) -> None:
         self.columns = columns_named(reading.columns) if reading.columns else None
+        # Columns that are named and in no record yet; one record may well leave out empty ones.
+        self._absent = set(self.columns.names.values()) if self.columns else set()
+        self._first: Placed = "", {}
         self.keep = keep
         self.count = self.usable = self.without_answer = self.joined = 0
         self.synthetic = False
@@ -172,7 +175,8 @@ class _Records:
 
     def take_all(self, found: Iterator[Placed], name: str, seconds: float = math.inf) -> bool:
         """Take all records, or as many as there is time for; return whether it was all of them.
-        Raises DataMissing without any, BadExample if one or most cannot be used."""
+        Raises DataMissing without any, BadExample if one or most cannot be used, or none has a
+        column that is named."""
         until = time.monotonic() + seconds
         finished = True
         for number, (where, record) in enumerate(found, 1):
@@ -183,6 +187,12 @@ class _Records:
         left_out = self.count - self.usable
         if not self.count:
             raise _no_examples(name)
+        if self._absent:
+            where, record = self._first
+            raise BadExample(
+                f"{where}: columns: names {min(self._absent)!r}, which no record has; this one has "
+                f"{', '.join(map(str, record)):.200}"
+            )
         if left_out > self.usable:
             first = next(iter(self._left_out.values()))[1]
             many = f"; so are {left_out - 1:,} more of {self.count:,} records" * (left_out > 1)
@@ -192,6 +202,9 @@ class _Records:
     def take(self, record: object, where: str) -> None:
         """Take the next record; raises BadExample for one that no file of this shape may have."""
         self.count += 1
+        if self._absent and isinstance(record, Mapping):
+            self._first = self._first if self.count > 1 else (where, record)
+            self._absent -= record.keys()
         try:
             self.columns = self.columns or columns_of(record, where)
             example = self.columns.example(record, where)

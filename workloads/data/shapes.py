@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -136,13 +137,12 @@ class Shape:
         return self.sample or f"{{{texts}}}"
 
 
-def _texts(prompt: str, answer: str, about: str = "") -> Callable[[Record], Example]:
-    """Read a prompt, a second text ``about`` it and an answer, which may be empty, from columns."""
+def _texts(prompt: str, answer: str, *about: str) -> Callable[[Record], Example]:
+    """Read a prompt, texts ``about`` it and an answer; all but the prompt may be empty."""
 
     def read(record: Record) -> Example:
-        asked = _text(record, prompt)
-        more = _text(record, about, empty=True) if about else ""
-        content = f"{asked}\n\n{more}" if more.strip() else asked
+        more = (_text(record, name, empty=True) for name in about)
+        content = "\n\n".join([_text(record, prompt), *(text for text in more if text.strip())])
         return Example(content=content, summary=_text(record, answer, empty=True))
 
     return read
@@ -222,15 +222,13 @@ SHAPES = (
         learned="the highlights",
         read=_texts("article", "highlights"),
     ),
-    Shape(  # Alpaca's; ``input`` may be empty and follows the instruction
-        needs=("instruction", "output"),
-        may_have=("input",),
-        read=_texts("instruction", "output", about="input"),
-    ),
-    Shape(  # Dolly's
-        needs=("instruction", "response"),
-        may_have=("context",),
-        read=_texts("instruction", "response", about="context"),
+    *(  # Alpaca's, whose second text is ``input``, and Dolly's, whose is ``context``; some mix them
+        Shape(
+            needs=("instruction", answer),
+            may_have=about,
+            read=_texts("instruction", answer, *about),
+        )
+        for answer, about in (("output", ("input", "context")), ("response", ("context", "input")))
     ),
     # OpenOrca's
     Shape(needs=("question", "response", "system_prompt"), read=_with_system),
@@ -369,6 +367,8 @@ def _kind(value: object) -> str:
 
 def _text(record: Record, name: str, *, empty: bool = False) -> str:
     value = record.get(name)
+    if isinstance(value, float) and math.isnan(value):
+        value = None  # pandas writes NaN for a text that is missing
     if value is None and empty:
         return ""
     if isinstance(value, (int, float)) and not isinstance(value, bool):

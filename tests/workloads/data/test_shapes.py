@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import lzma
+import math
 import os
 import tempfile
 from collections.abc import Callable
@@ -75,6 +76,7 @@ QUESTION = Example(content="Two?", summary="2")
     [
         (ALPACA, Example(content="Translate.\n\nchat", summary="cat"), "the answer"),
         (ALPACA | {"input": ""}, Example(content="Translate.", summary="cat"), "the answer"),
+        (ALPACA | {"input": math.nan}, Example(content="Translate.", summary="cat"), "the answer"),
         ({"messages": TURNS}, CHAT, CONVERSATION),
         ({"messages": CALLING}, CALLED, CONVERSATION),
         ({"conversations": SHAREGPT}, QUESTION, CONVERSATION),
@@ -88,6 +90,14 @@ QUESTION = Example(content="Two?", summary="2")
             {"instruction": "a", "context": "b", "response": "c"},
             Example(content="a\n\nb", summary="c"),
             "the answer",
+        ),
+        *(  # either's second text beside the other's answer, and both
+            ({**record, "instruction": "a"}, Example(content=text, summary="c"), "the answer")
+            for record, text in (
+                ({"input": "b", "response": "c"}, "a\n\nb"),
+                ({"context": "b", "output": "c"}, "a\n\nb"),
+                ({"context": "b", "input": "d", "output": "c"}, "a\n\nd\n\nb"),
+            )
         ),
         (
             {"document": "long", "summary": "short", "id": "1"},
@@ -139,13 +149,20 @@ def test_columns_have_other_names(tmp_path: Path) -> None:
         ("promt=question", "did you mean prompt"),
         ("text=a, completion=b", "belong to no one shape"),
         ("completion=reply", "belong to no one shape"),
-        ("prompt=nothing", r'd\.jsonl:1: no text under "nothing"'),
+        ("prompt=nothing", r"d\.jsonl:1: columns: names 'nothing'.* has question, reply"),
+        ("prompt=question, completion=answer", "names 'answer', which no record has"),
     ],
 )
 def test_columns_that_fit_nothing_are_refused(tmp_path: Path, columns: str, complaint: str) -> None:
     path = lines(tmp_path / "d.jsonl", {"question": "Two?", "reply": "2"})
     with pytest.raises(BadConfiguration, match=complaint):
         find_dataset(path, Reading(columns=columns))
+
+
+def test_a_named_column_may_be_left_out_where_it_is_empty(tmp_path: Path) -> None:
+    path = lines(tmp_path / "d.jsonl", {"q": "Two?"}, {"q": "Two?", "a": "2"})
+    dataset = load_dataset(path, Reading(columns="prompt=q, completion=a"))
+    assert [example.summary for example in dataset.examples] == ["", "2"]
 
 
 @pytest.mark.parametrize(
