@@ -7,6 +7,8 @@ Column names include units, and each row says whether it is emulated, random or 
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -338,7 +340,6 @@ def _order(row: Measurement) -> tuple[object, ...]:
 # ---------------------------------------------------------------- a Hugging Face dataset
 
 _KEYS = ("run", "invocation_id", "attempt_id", "job_id", "final")
-_FILE = "train-00000-of-00001.parquet"
 
 
 def export_datasets(results: Path, directory: Path, runs: Sequence[str] = ()) -> dict[str, int]:
@@ -359,22 +360,29 @@ def export_datasets(results: Path, directory: Path, runs: Sequence[str] = ()) ->
     }
     tables = {name: one for name, one in tables.items() if one.num_rows or name == "rows"}
     try:
+        files = {}
         for name, one in tables.items():
             (directory / name).mkdir(parents=True)
-            pq.write_table(one, directory / name / _FILE, compression="zstd")
-        card = dataset_card(table, list(tables), damaged)
+            content = io.BytesIO()
+            pq.write_table(one, content, compression="zstd")
+            # `datasets` caches by the card's text and the last name of the directory, so that other
+            # rows must have another file's name there.
+            digest = hashlib.sha256(content.getbuffer()).hexdigest()[:16]
+            files[name] = f"{name}/train-{digest}.parquet"
+            (directory / files[name]).write_bytes(content.getbuffer())
+        card = dataset_card(table, files, damaged)
         (directory / "README.md").write_text(card, encoding="utf-8")
     except OSError as error:
         raise StoreError(f"cannot write {directory}: {error.strerror or error}") from error
     return {name: one.num_rows for name, one in tables.items()}
 
 
-def dataset_card(table: pa.Table, configurations: Sequence[str], damaged: Sequence[str]) -> str:
+def dataset_card(table: pa.Table, files: Mapping[str, str], damaged: Sequence[str]) -> str:
     """Return ``README.md``; its front matter holds the configurations for ``load_dataset``."""
     lines = ["---", "configs:"]
-    for name in configurations:
+    for name, file in files.items():
         lines += [f"- config_name: {name}", "  data_files:", "  - split: train"]
-        lines += [f"    path: {name}/*.parquet", *["  default: true"] * (name == "rows")]
+        lines += [f"    path: {file}", *["  default: true"] * (name == "rows")]
     lines += ["tags:", "- benchmark", "---", "", "# Nightgrid results", ""]
     runs = Counter(table.column("run").to_pylist())
     lines += [f"- run `{_code(run)}`: {count:,} rows" for run, count in sorted(runs.items())]

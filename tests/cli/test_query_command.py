@@ -173,6 +173,20 @@ def test_the_exported_dataset_opens_with_its_own_library_and_has_a_card(
     assert set(read["items"]["job_id"]) == set(read["rows"]["job_id"])
 
 
+def test_an_export_into_a_directory_of_the_same_name_is_read_and_not_an_older_one(
+    results: Path, tmp_path: Path, nightgrid: Nightgrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``datasets`` caches by the directory's last name and the card."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    counts = []
+    for parent, run in (("a", "one"), ("b", "two")):
+        directory = tmp_path / parent / "exported"
+        nightgrid("export", directory, "--to", "datasets", "--run", run, "--results", results)
+        counts.append(len(datasets.load_dataset(str(directory), "rows", split="train")))
+    assert counts == [4, 2]
+
+
 def test_runs_without_raw_rows_export_too_and_not_into_a_directory_in_use(
     tmp_path: Path, nightgrid: Nightgrid
 ) -> None:
