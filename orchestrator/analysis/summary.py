@@ -306,7 +306,8 @@ class Summary:
         jobs = len(self.rows)
         planned = jobs if self.status is None else self.status.total
         if self.status is not None and self.status.stopping:
-            return stopped_sentence(self.status.stopping, self.measured, max(jobs, planned))
+            # Rows may also be of an emulated night before it, or of cells that the grid had once.
+            return stopped_sentence(self.status.stopping, self.status.measured, planned)
         if jobs < planned:
             missing = plural(planned - jobs, "job")
             damaged = plural(len(self.damaged), "file")

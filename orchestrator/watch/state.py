@@ -165,9 +165,8 @@ class RunFeed:
             return progress(status, silent_s)
         took = seconds(status.elapsed_s)
         if status.stopping:
-            measured = _final_states(self._rows).get(State.SUCCEEDED, 0)
             why = one_line(status.stopping, REASON_LENGTH)
-            return stopped_sentence(why, measured, status.total)
+            return stopped_sentence(why, status.measured, status.total)
         return f"Finished: {status.done:,} of {plural(status.total, 'job')} done in {took}."
 
 
@@ -222,10 +221,10 @@ def _row_values(row: Row, label: Label) -> dict[str, Any]:
 
 
 def _final_states(rows: Iterable[Row]) -> dict[str, int]:
-    newest: dict[tuple[str, bool], str] = {}
+    newest: dict[str, str] = {}
     for row in rows:  # newest first
         if row["final"]:
-            newest.setdefault((row["job_id"], row["emulated"]), row["state"])
+            newest.setdefault(row["job_id"], row["state"])
     return dict(Counter(newest.values()))
 
 
@@ -271,17 +270,16 @@ def run_entries(results: Path, most: int) -> list[RunEntry]:
     entries = []
     for run in existing_runs(results)[:most]:
         store = Store.existing(results, run)
-        best, note, succeeded = "", "", None
+        best, note = "", ""
         try:
             summary, _ = read_summary(store, lean=True)
-            succeeded = summary.measured
             best = "".join(answers(summary)[:1])
         except StoreError as error:
             note = str(error).splitlines()[0]
         entry = RunEntry(run=run, state="", best=best, note=note)
         if (status := read_status(store)) is not None:
             entry = entry_by_status(run, status)
-            entry = replace(entry, succeeded=succeeded, best=best, note=note or entry.note)
+            entry = replace(entry, best=best, note=note or entry.note)
         entries.append(entry)
     return entries
 

@@ -421,7 +421,8 @@ def test_a_wide_table_becomes_records_in_a_narrow_terminal() -> None:
 
 def test_a_stopped_run_says_measured_of_planned_and_when_asked_with_which_versions() -> None:
     rows = [measured(100.0), measured(50.0, precision="fp32")]
-    status = replace(STATUS, total=6, finished=True, stopping="SIGINT received")
+    ended = {"counts": {"SUCCEEDED": 2, "NOT_STARTED": 4}, "stopping": "SIGINT received"}
+    status = replace(STATUS, total=6, finished=True, **ended)
     summary = summarize(rows, status=status)
     assert summary.verdict == "STOPPED (SIGINT received): 2 of 6 jobs measured."
     for verbose in (False, True):

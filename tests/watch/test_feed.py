@@ -16,7 +16,7 @@ from orchestrator.core.job import State
 from orchestrator.core.measurement import Metrics
 from orchestrator.report.run_report import read_summary
 from orchestrator.watch import state as feed_module
-from orchestrator.watch.state import NEWEST_ROWS, RunFeed
+from orchestrator.watch.state import NEWEST_ROWS, RunFeed, run_entries
 
 
 @pytest.fixture
@@ -48,7 +48,46 @@ def test_a_finished_run_is_never_stale(directory: RunDirectory) -> None:
     directory.status(at=2000.0, started_at=1000.0, finished=True, stopping="SIGTERM received")
     state = RunFeed(directory.store).snapshot()
     assert not state["stale"]
-    assert state["sentence"] == "STOPPED (SIGTERM received): 0 of 48 jobs measured."
+    assert state["sentence"] == "STOPPED (SIGTERM received): 15 of 48 jobs measured."
+
+
+@pytest.mark.parametrize(
+    ("emulated", "counts", "said"),
+    [
+        pytest.param(
+            True,
+            {"SUCCEEDED": 2, "NOT_STARTED": 4},
+            "2 of 6 jobs measured",
+            id="a real night after an emulated one",
+        ),
+        pytest.param(
+            False,
+            {"reused": 3, "NOT_STARTED": 1},
+            "3 of 4 jobs measured",
+            id="the grid is smaller now",
+        ),
+    ],
+)
+def test_every_page_counts_what_the_driver_has_measured(
+    directory: RunDirectory, emulated: bool, counts: dict[str, int], said: str
+) -> None:
+    """Rows may also be of an emulated night before, or of cells that the grid had once."""
+    directory.append(*range(6), emulated=emulated, recorded_at=1e9)
+    if emulated:
+        real = {"emulated": False, "invocation_id": "i2", "attempt_number": 2}
+        directory.append(0, 1, **real)
+        nothing = {"metrics": Metrics(), "samples": (), "items": (), "started_at": None}
+        directory.append(*range(2, 6), **real, state=State.NOT_STARTED, **nothing)
+        states = RunFeed(directory.store).snapshot()["states"]
+        assert states == {"NOT_STARTED": 4, "SUCCEEDED": 2}, "each job once"
+    total = sum(counts.values())
+    ended = {"total": total, "done": total, "counts": counts, "stopping": "SIGINT received"}
+    directory.status(**ended, finished=True)
+    sentence = RunFeed(directory.store).snapshot()["sentence"]
+    summary, _ = read_summary(directory.store)
+    assert sentence == summary.verdict == f"STOPPED (SIGINT received): {said}."
+    (entry,) = run_entries(directory.store.path.parent, 1)
+    assert f"{entry.succeeded} of {entry.total} jobs measured" == said
 
 
 def test_silence_is_measured_by_our_own_clock_once_the_status_was_seen_to_change(
