@@ -19,6 +19,7 @@ from orchestrator.driver.standing import Standing
 from orchestrator.on_ray.executor import RunningAttempt, outcome_of
 from orchestrator.on_ray.outcomes import KeptOutcome
 from orchestrator.scheduler.queues import replicated_cells
+from orchestrator.store.codec import row_of
 from orchestrator.store.history import cards_of_succeeded
 from orchestrator.store.store import Store
 from orchestrator.util.format import listed, plural
@@ -124,20 +125,34 @@ def measured_again(
 
 
 def recover_outcomes(
-    session: Session, store: Store, plan: Plan, say: Callable[[str], None]
+    session: Session,
+    store: Store,
+    plan: Plan,
+    say: Callable[[str], None],
+    write: Callable[[Callable[[], object]], object],
 ) -> None:
-    """Write rows for interrupted attempts whose outcomes are stored on nodes."""
+    """Write rows for interrupted attempts whose outcomes are stored on nodes, then forget the
+    attempts; ``write`` calls what needs room on the disk."""
     owner = Owner.of_this_process()
     if not store.interrupted or owner is None:
         return
     outcomes = session.kept_outcomes(store.run_id)
     jobs = {planned.job.job_id: planned.job for planned in plan.jobs}
     made = row_maker(store, owner.invocation_id, store.history(), lambda: session.nodes)
-    rows = [made(record) for record in recovered_records(outcomes, store.interrupted, jobs)]
+    rows = []
+    for record in recovered_records(outcomes, store.interrupted, jobs):
+        try:
+            row = made(record)
+            row_of(row)
+        except Exception as error:  # a value that no column holds, or of another version
+            say(f"an outcome of job {record.job.job_id} is left out, it is no row: {error!r}")
+        else:
+            rows.append(row)
     if rows:
-        store.append(*rows)
+        write(lambda: store.append(*rows))
         count = plural(len(rows), "row")
         say(f"recovered {count} from outcomes that nodes kept for a driver that died")
+    store.forget_interrupted()
 
 
 def recovered_records(

@@ -198,6 +198,31 @@ class Patience:
             pause = min(2 * pause, 15.0)
 
 
+def with_room(
+    write: Callable[[], object],
+    say: Callable[[str], None],
+    give_up: Callable[[], bool],
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Write what must be safe before a driver's loop, waiting for room; StoreFull if it is to
+    ``give_up``."""
+    paused = False
+    while True:
+        try:
+            write()
+        except StoreFull as full:
+            if give_up():
+                raise
+            if not paused:
+                say(f"PAUSED: {full}. Nothing is started until there is room")
+            paused = True
+            sleep(ROOM_INTERVAL_S)
+        else:
+            if paused:
+                say("there is room again, going on")
+            return
+
+
 @dataclass(slots=True, kw_only=True)
 class RowWriter:
     """Writes the rows of one run."""

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,7 +69,7 @@ from orchestrator.driver.recovery import (
     owner_of,
     recover_outcomes,
 )
-from orchestrator.driver.rows import row_maker
+from orchestrator.driver.rows import row_maker, with_room
 from orchestrator.driver.session import Session
 from orchestrator.driver.standing import Standing
 from orchestrator.driver.supervisor import MERGE_IN_JOB_S, StopSignal
@@ -337,7 +338,10 @@ def run_grid(
                 serve_results(options.results)
             if not options.restarted:
                 remove_stop_requests(store.path)  # those for drivers that have ended
-            recover_outcomes(session, store, plan, say)
+            write = partial(
+                with_room, say=say, give_up=lambda: not may_wait_for_room(options, store)
+            )
+            recover_outcomes(session, store, plan, say, write)
             if (now := history_of(store)) != history:
                 # Another driver may just have finished the run, or left attempts without rows.
                 history, plan = now, plan_run(options, grid, session, store, now)
@@ -350,13 +354,13 @@ def run_grid(
             clear_up(store, say)
             mirror = _mirror(options, store, say)
             logs = [RowLog(store, *tracker) for tracker in trackers]
-            store.write_file(run_files.GRID, grid.text)
-            if grid.commits:
-                store.write_file(run_files.REVISIONS, json.dumps(grid.commits, indent=1))
             seed = seed_of(store.path)
-            store.write_file(
-                run_files.OPTIONS, kept_options(options, seed, cards_by_kind(session.nodes))
-            )
+            kept = kept_options(options, seed, cards_by_kind(session.nodes))
+            write(lambda: store.write_file(run_files.GRID, grid.text))
+            if grid.commits:
+                commits = json.dumps(grid.commits, indent=1)
+                write(lambda: store.write_file(run_files.REVISIONS, commits))
+            write(lambda: store.write_file(run_files.OPTIONS, kept))
             with contextlib.closing(mirror) if mirror else contextlib.nullcontext():
                 for log in logs:
                     log.start()
@@ -388,6 +392,13 @@ def run_grid(
                         if state is not State.NOT_STARTED or not order.left_out(job_id)
                     }
     return RunOutcome(store=store, plan=plan, result=result, states=states, mirror=mirror)
+
+
+def may_wait_for_room(options: RunOptions, store: Store) -> bool:
+    """Return whether a driver may wait for room before its loop: one that was started again, until
+    its deadline or a request to stop. A user's command is refused at once."""
+    over = options.ends_at is not None and time.time() >= options.ends_at
+    return options.restarted and not over and not stop_requests(store.path)[0]
 
 
 def _predict(plan: Plan, grid: Grid, store: Store, say: Say) -> None:

@@ -8,7 +8,8 @@ created, so a row may be in two files (``reader.ROW_KEY``). A crash can tear the
 was never confirmed; any other checksum mismatch is damage.
 
 The attempt journal (``begun.log``) has per running attempt the row that it gets if its driver dies.
-It is replaced before attempts begin and not synced: a power failure may lose it.
+It is replaced before attempts begin and not synced: a power failure may lose it. A dead driver's
+stays until the next one has the rows of outcomes that nodes kept.
 """
 
 from __future__ import annotations

@@ -203,6 +203,12 @@ class Store:
         self._lock.still_mine()
         self._journal.begin([row_of(row) for row in rows])
 
+    def forget_interrupted(self) -> None:
+        """Remove a dead predecessor's journal: what nodes kept of ``interrupted`` has its rows."""
+        if self._is_ours():
+            with contextlib.suppress(OSError):  # ``begin`` replaces it
+                disk.remove(self._journal.path)
+
     def write_file(self, name: str, content: str | bytes) -> Path:
         """Replace a side file (report, status, grid) atomically; see ``files.write_side_file``."""
         return files.write_side_file(self.path, name, content)
@@ -337,7 +343,11 @@ class Store:
                     _LOG.warning("set aside as %s: %s", aside, reason)
 
     def _record_interrupted(self) -> tuple[str, ...]:
-        """Write rows for attempts that a dead predecessor had running; return their ids."""
+        """Write rows for attempts that dead predecessors had running; return their ids.
+
+        The journal stays until ``forget_interrupted``: should this process die before, too, the
+        next one returns the ids again.
+        """
         path, what = self._journal.path, "which attempts were interrupted"
         if not disk.is_there(path):
             return ()
@@ -350,20 +360,33 @@ class Store:
             reason = str(error)
         table, damaged = reader.table_of_lines(lines)
         rows: dict[str, Mapping[str, Any]] = {}
-        if sound := set(table["attempt_id"].to_pylist()):
-            look = reader.read_rows(self.tables_path, ("attempt_id",))
+        interrupted: set[str] = set()
+        if begun := _keys(table):
+            look = reader.read_rows(self.tables_path, reader.ROW_KEY)
             look.refuse_unread(what)
-            without_row = sound - set(look.table()["attempt_id"].to_pylist())
+            stored = _keys(look.table())
+            with_row = {attempt_id for _, attempt_id, *_ in stored}
             named = {line.row.get("attempt_id"): line.row for line in lines if line.row is not None}
-            rows = {str(name): row for name, row in named.items() if name in without_row}
+            for key in begun:
+                row = named[key[1]]
+                if key[1] not in with_row:
+                    interrupted.add(key[1])
+                    rows[key[1]] = row
+                elif key in stored:  # a predecessor has written it, then died in its turn
+                    recovered = f"{row['job_id']}-{row['attempt_number'] + 1}"
+                    interrupted |= set() if recovered in with_row else {key[1]}
         if rows:
             self._log.append(rows.values())
         if damaged or reason:
             aside = disk.set_aside(path, self.quarantine_path)
             _LOG.warning("set aside as %s: %s", aside, reason or damaged[0].reason)
-        else:
+        elif not interrupted:
             disk.remove(path)
-        return tuple(sorted(rows))
+        return tuple(sorted(interrupted))
+
+
+def _keys(table: pa.Table) -> set[tuple[Any, ...]]:
+    return set(zip(*(table[name].to_pylist() for name in reader.ROW_KEY), strict=True))
 
 
 # ---------------------------------------------------------------- finding a run

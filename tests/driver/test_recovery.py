@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,12 +19,14 @@ from grid_cases import grid
 from measurements import journal_row, row
 from odd_files import unreadable
 from schedule_cases import job, node
+from store_processes import Killed
 
 from orchestrator.analysis.measurement import measurement_of
 from orchestrator.analysis.selection import newest_final
-from orchestrator.core.errors import StoreError
+from orchestrator.core.errors import StoreError, StoreFull
 from orchestrator.core.events import RecordRow
 from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
 from orchestrator.core.outcome import Attempt, Failure, FailureClass, RankOutcome
 from orchestrator.core.plan import TOOK, Action, Plan, PlannedJob
 from orchestrator.core.topology import parse_emulation
@@ -36,13 +40,13 @@ from orchestrator.driver.recovery import (
     recover_outcomes,
     recovered_records,
 )
-from orchestrator.driver.rows import row_maker
+from orchestrator.driver.rows import row_maker, with_room
 from orchestrator.on_ray.outcomes import KeptOutcome
 from orchestrator.planning.planner import make_plan
 from orchestrator.store.store import Store
-from orchestrator.worker.orphans import Owner
 from orchestrator.worker.protocol import Ended, Run
 from orchestrator.worker.worker import request_of
+from workloads.base import Result
 from workloads.models.loading import open_model
 from workloads.models.products import ORIGIN, origin_by, write_origin
 
@@ -243,16 +247,82 @@ def test_a_recovered_row_of_a_search_has_the_batch_size_that_was_asked_for() -> 
     assert record.job.batch_size == 16  # the job is gone from the grid
 
 
-def test_the_rows_are_written_before_anything_is_planned(tmp_path: Path) -> None:
+PLAN = Plan(grid_name="night", jobs=(), nodes=(NODE,))
+RECOVERED = "recovered 1 row from outcomes that nodes kept for a driver that died"
+
+
+def begun(results: Path, *names: str) -> None:
+    """A driver begins an attempt at each of these jobs, and dies."""
+    with contextlib.suppress(Killed), Store(results, "night") as store:
+        store.begin(*(journal_row(job_id=name, attempt_id=f"{name}-1") for name in names))
+        raise Killed
+
+
+def recovered(
+    results: Path,
+    outcomes: Iterable[KeptOutcome],
+    said: list[str],
+    no_room: int = 0,
+    give_up: Callable[[], bool] = lambda: False,
+) -> list[tuple[str, State, bool]]:
+    """The rows after the next driver has recovered these outcomes; so many appends find no room."""
+    session: Any = SimpleNamespace(nodes=(NODE,), kept_outcomes=lambda _: outcomes)
+    with Store(results, "night") as store, owner_of(store).marks_this_process():
+        append, left = store.append, iter(range(no_room))
+
+        def appended(*rows: Measurement) -> Path:
+            if next(left, None) is not None:
+                raise StoreFull("cannot write x: No space left on device")
+            return append(*rows)
+
+        store.append = appended  # type: ignore[method-assign]
+        write = partial(with_room, say=said.append, give_up=give_up, sleep=lambda _: None)
+        recover_outcomes(session, store, PLAN, said.append, write)
+    rows = store.measurements()
+    return sorted((row.attempt_id, row.state, row.final) for row in rows)
+
+
+def test_kept_outcomes_become_rows_once_there_is_room(tmp_path: Path) -> None:
+    begun(tmp_path, "job")
     said: list[str] = []
-    plan = Plan(grid_name="night", jobs=(), nodes=(NODE,))
-    session: Any = SimpleNamespace(nodes=(NODE,), kept_outcomes=lambda _: [kept(attempt())])
-    owner = Owner(run_id="0123456789ab", invocation_id="next")
-    with Store(tmp_path, "night") as store, owner.marks_this_process():
-        recover_outcomes(session, store, plan, said.append)
-        assert said == [] and store.measurements() == []
-        store.interrupted = ("job-1",)
-        recover_outcomes(session, store, plan, said.append)
-    (row,) = store.measurements()
-    assert (row.attempt_id, row.state, row.final) == ("job-2", State.SUCCEEDED, True)
-    assert said == ["recovered 1 row from outcomes that nodes kept for a driver that died"]
+    rows = recovered(tmp_path, [kept(attempt())], said, no_room=3)
+    assert rows == [("job-1", State.LOST, False), ("job-2", State.SUCCEEDED, True)]
+    paused = "PAUSED: cannot write x: No space left on device. Nothing is started until there is"
+    assert said == [f"{paused} room", "there is room again, going on", RECOVERED]
+    assert recovered(tmp_path, [kept(attempt())], said) == rows and len(said) == 3
+
+
+def death() -> Iterator[KeptOutcome]:
+    yield kept(attempt())
+    raise Killed
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "end"), [([kept(attempt())], StoreFull), (death(), Killed)], ids=["full", "killed"]
+)
+def test_a_driver_that_ends_before_it_has_recovered_all_leaves_it_to_the_next(
+    tmp_path: Path, outcomes: Iterable[KeptOutcome], end: type[BaseException]
+) -> None:
+    begun(tmp_path, "job")
+    with pytest.raises(end):
+        recovered(tmp_path, outcomes, [], no_room=1, give_up=lambda: True)
+    said: list[str] = []
+    rows = recovered(tmp_path, [kept(attempt())], said)
+    assert rows == [("job-1", State.LOST, False), ("job-2", State.SUCCEEDED, True)]
+    assert said == [RECOVERED]
+
+
+def test_an_outcome_that_cannot_become_a_row_costs_no_other(tmp_path: Path) -> None:
+    begun(tmp_path, "bad", "job")
+    request, ended = kept(attempt("bad"))
+    result = Result(samples=(), stop_reason="", parameter_count=6.2e9)  # type: ignore[arg-type]
+    outcome = replace(ended.outcome, result=result)  # type: ignore[type-var]
+    said: list[str] = []
+    rows = recovered(tmp_path, [(request, replace(ended, outcome=outcome)), kept(attempt())], said)
+    assert rows == [
+        ("bad-1", State.LOST, False),
+        ("job-1", State.LOST, False),
+        ("job-2", State.SUCCEEDED, True),
+    ]
+    assert "job" in said[0] and "'parameter_count' cannot hold its value" in said[0]
+    assert said[1:] == [RECOVERED]

@@ -100,6 +100,21 @@ def test_what_was_measured_anew_is_not_measured_anew_once_more(
     assert len(measured(dataclasses.replace(again, supervisor=later), tmp_path)) > len(first)
 
 
+def test_only_a_driver_that_was_started_again_waits_for_room(tmp_path: Path, pipe: int) -> None:
+    """A command that finds none at its start is refused at once."""
+    store, now = Store(tmp_path, "night"), time.time()
+    store.path.mkdir()
+    first = SupervisorLink(supervisor=1, pipe=pipe, began=now)
+    second = RunOptions(supervisor=dataclasses.replace(first, number=2))
+    for options in RunOptions(), RunOptions(supervisor=first):
+        assert not nodes.may_wait_for_room(options, store)
+    for ends_at, waits in (None, True), (now + 60, True), (now - 1, False):
+        options = dataclasses.replace(second, ends_at=ends_at)
+        assert nodes.may_wait_for_room(options, store) == waits
+    (store.path / run_files.STOP).write_text('{"requests": 1, "by": "me"}')
+    assert not nodes.may_wait_for_room(second, store)
+
+
 def looking(looks: list[list[Node]]) -> Session:
     """A session whose cluster has these nodes at each look, the last ones from then on."""
     with in_process_session([Accelerator.HPU]) as session:
@@ -336,6 +351,7 @@ def test_a_dead_driver_is_taken_over_to_resume_and_its_attempts_become_rows_once
     with Store(tmp_path, "night").resume() as store:
         assert store.taken_over_from is not None and store.taken_over_from.host == "node-7"
         assert len(store.interrupted) == 2
+        store.forget_interrupted()
     with Store(tmp_path, "night") as store:
         assert store.interrupted == ()
     states = [(each.batch_size, each.state, each.final) for each in store.measurements()]

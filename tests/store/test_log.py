@@ -336,12 +336,41 @@ def test_attempts_without_a_row_get_one_from_the_next_driver(tmp_path, monkeypat
             dying.setattr(AttemptJournal, "end", lambda *_: None)
             store.append(row(1))
         raise Killed
-    with Store(tmp_path, "night") as store:
-        assert store.interrupted == tuple(sorted((IDS[0], IDS[2])))
-        assert store.measurements() == [journal_row(0), row(1), journal_row(2)]
+    for end in (Killed, None):  # one that dies before it has recovered anything, and the next
+        with contextlib.suppress(Killed), Store(tmp_path, "night") as store:
+            assert store.interrupted == tuple(sorted((IDS[0], IDS[2])))
+            assert store.measurements() == [journal_row(0), row(1), journal_row(2)]
+            if end is not None:
+                raise end
+            store.forget_interrupted()
     assert not (store.path / run_files.JOURNAL).exists()
     with Store(tmp_path, "night") as store:
         assert store.interrupted == () and len(store.measurements()) == 3
+
+
+def test_an_attempt_whose_outcome_has_become_the_next_ones_row_is_not_recovered_again(
+    tmp_path: Path,
+) -> None:
+    """The driver that wrote the row died before it removed the journal."""
+    with contextlib.suppress(Killed), Store(tmp_path, "night") as store:
+        store.begin(journal_row(0))
+        raise Killed
+    with contextlib.suppress(Killed), Store(tmp_path, "night") as store:
+        assert store.interrupted == (IDS[0],)
+        store.append(row(0, attempt_id=f"{row(0).job_id}-2", attempt_number=2))
+        raise Killed
+    with Store(tmp_path, "night") as store:
+        assert store.interrupted == () and len(store.measurements()) == 2
+    assert not (store.path / run_files.JOURNAL).exists()
+
+
+def test_an_attempt_that_was_lost_while_its_driver_lived_is_not_interrupted(tmp_path: Path) -> None:
+    with contextlib.suppress(Killed), Store(tmp_path, "night") as store:
+        store.begin(journal_row(0))
+        store.append(journal_row(0, recorded_at=2000.0, reason="its node died"))
+        raise Killed
+    with Store(tmp_path, "night") as store:
+        assert store.interrupted == () and len(store.measurements()) == 1
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-9] + b"!" + data[-8:], lambda _: b"\xff\n"])
