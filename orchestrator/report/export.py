@@ -19,10 +19,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.comparison import JobPair, RunComparison
-from orchestrator.analysis.flags import Raised, bounded, raised_on
+from orchestrator.analysis.flags import Raised, barred, bounded, raised_on
 from orchestrator.analysis.metrics import figure_changes, memory_kind, peak_memory_bytes
 from orchestrator.analysis.rankings import Ranking
 from orchestrator.analysis.selection import precision_rank
+from orchestrator.analysis.serving import LOADS
 from orchestrator.analysis.summary import Summary
 from orchestrator.core.errors import StoreError
 from orchestrator.core.job import State
@@ -293,24 +294,34 @@ def _named(row: Measurement) -> dict[str, object]:
 
 
 def to_vendor_csv(summary: Summary) -> str:
-    """Return rows that generated tokens, by model, device, cards, precision and batch size."""
+    """Return rows that generated tokens, by model, device, cards, precision and batch size; without
+    those whose flags rank them nowhere, since the table has no place for a reason."""
     generated = (
         row
         for row in summary.rows
-        if row.state is State.SUCCEEDED and row.metrics.generated_tokens_per_s is not None
+        if row.state is State.SUCCEEDED
+        and row.metrics.generated_tokens_per_s is not None
+        and not barred(summary.raised.get(row.job_id, ()))
     )
     records = []
     for row in sorted(generated, key=_order):
-        # Vendors give the batch of the whole job, rows the batch per card.
-        batch = row.batch_size * row.cards if row.batch_size is not None else None
         values = (
             *(row.model, row.device_name or str(row.accelerator), row.cards, row.precision),
-            *(*lengths(row), batch, row.metrics.generated_tokens_per_s, row.emulated),
+            *(*lengths(row), _batch(row), row.metrics.generated_tokens_per_s, row.emulated),
             *(bool(row.random_weights), bool(row.synthetic_data)),
             AT_LEAST if summary.at_least(row) else "",
         )
         records.append(dict(zip(_VENDOR, values, strict=True)))
     return figure_data.to_csv(records, _VENDOR)
+
+
+def _batch(row: Measurement) -> int | None:
+    """Return the batch of the whole job, as vendors give it: rows have that of a card, loads of a
+    served model as many as are in flight. None for an open loop, which has no batch."""
+    if any(row.parameters.get(name) for name in LOADS):
+        users = row.parameters.get("concurrency")
+        return int(users) if users else None
+    return row.batch_size * row.cards if row.batch_size is not None else None
 
 
 _VENDOR = (
@@ -334,7 +345,7 @@ def lengths(row: Measurement) -> tuple[int | None, int | None, str]:
 
 def _order(row: Measurement) -> tuple[object, ...]:
     device, rank = row.device_name or "", precision_rank(row.precision)
-    return (row.model, device, row.cards, rank, row.batch_size or 0)
+    return (row.model, device, row.cards, rank, _batch(row) or 0)
 
 
 # ---------------------------------------------------------------- a Hugging Face dataset

@@ -16,6 +16,7 @@ from measurement_factory import Night, a_job, every_state, precision_grid
 from orchestrator.analysis.hardware import published_figures
 from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
 from orchestrator.report.export import lengths, to_vendor_csv
 from orchestrator.report.figure_data import figure_csv, figure_records
 from orchestrator.report.figures import MOST_PICTURES, pictures_of, standalone, write_pictures
@@ -136,8 +137,25 @@ def test_the_vendors_table_has_their_columns(results: Path, nightgrid: Nightgrid
     batches = [(line["cards"], line["batch_size"]) for line in read]
     assert batches == [("1", "8"), ("1", "32"), ("2", "16"), ("2", "64")]
     assert {(line["device"], line["length_kind"]) for line in read} == {("Gaudi2", "mean")}
-    (line,) = csv.DictReader(io.StringIO(to_vendor_csv(summarize([Night().add(a_job())]))))
+    (line,) = vendor_lines(Night().add(a_job()))
     assert line["emulated"] == line["random_weights"] == line["synthetic_data"] == "true"
+
+
+def test_the_vendors_table_has_the_loads_of_a_served_model_and_no_row_that_ranks_nowhere() -> None:
+    """Every load has a batch size of 1 for the grid; a vendor's is the requests in flight."""
+    plain = Night(emulated=False).add(a_job())
+    loads = [{"concurrency": 16}, {"concurrency": 4}, {"request_rate": 2.5}]
+    rows = [
+        replace(plain, job_id=f"load-{number}", parameters={"output_tokens": 128, **load})
+        for number, load in enumerate(loads)
+    ]
+    assert [line["batch_size"] for line in vendor_lines(*rows)] == ["", "4", "16"]
+    not_steady = replace(plain, warmup_end="limit")
+    assert len(vendor_lines(plain)) == 1 and vendor_lines(not_steady) == []
+
+
+def vendor_lines(*rows: Measurement) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(to_vendor_csv(summarize(rows)))))
 
 
 def test_lengths_are_fixed_only_where_the_job_fixed_them() -> None:
