@@ -16,7 +16,8 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -274,9 +275,9 @@ class _Load:
             await self._open_loop(session)
         else:
             requests = self._schedule.requests
-            numbered = enumerate(requests)
+            left = deque(enumerate(requests))
             for worker in range(min(self._schedule.concurrency, len(requests))):
-                self._start_task(self._closed_loop(session, numbered, worker))
+                self._start_task(self._closed_loop(session, left, worker))
         while self._requests:
             await asyncio.wait(self._requests)
 
@@ -286,12 +287,18 @@ class _Load:
         task.add_done_callback(self._requests.discard)
 
     async def _closed_loop(
-        self, session: aiohttp.ClientSession, requests: Iterator[tuple[int, Planned]], worker: int
+        self, session: aiohttp.ClientSession, left: deque[tuple[int, Planned]], worker: int
     ) -> None:
-        for index, request in requests:
-            if self._time_is_up():
-                return
+        while left and not self._time_is_up():
+            # A user that waited for the end of another's turn would not be in flight.
+            ready = (place for place, (_, one) in enumerate(left) if self._is_ready(one))
+            place = next(ready, 0)
+            index, request = left[place]
+            del left[place]
             await self._request(session, index, request, worker)
+
+    def _is_ready(self, request: Planned) -> bool:
+        return request.after is None or self._ends[request.after].is_set()
 
     async def _open_loop(self, session: aiohttp.ClientSession) -> None:
         for index, request in enumerate(self._schedule.requests):

@@ -248,10 +248,13 @@ class Windows:
         settings, parameters = self.request.measure, self.load.parameters
         warmup = repeat < settings.warmup
         users = parameters.concurrency or parameters.request_rate or 0
-        count = parameters.requests or max(_LEAST_REQUESTS, round(_REQUESTS_PER_USER * users))
+        turns = parameters.turns if parameters.input_tokens is not None else 1
+        one_each = (parameters.concurrency or 0) * turns  # a conversation for each user
+        enough = max(_LEAST_REQUESTS, round(_REQUESTS_PER_USER * users), 2 * one_each)
+        count = parameters.requests or enough
         limit_s = settings.time_limit_s
         if warmup:
-            count = min(count, max(2 * (parameters.concurrency or 4), 4))
+            count = min(count, max(2 * (parameters.concurrency or 4), one_each, 4))
             limit_s = settings.warmup_limit_s
         else:
             now = self.context.clock()

@@ -66,8 +66,8 @@ class ServingParameters(DatasetParameters):
     requests: int | None = work(
         None,
         ge=1,
-        description="Requests of each repeat. Left out: 10 for each user or second, at least 50, "
-        "and repeats go on until p99 is known (459 requests).",
+        description="Requests of each repeat. Left out: 10 for each user or second, at least 50 "
+        "and two conversations for each user, and repeats go on until p99 is known (459 requests).",
     )
     stream: bool = choice(True, description="Stream tokens; without, there is no TTFT.")
     api: Literal["completions", "chat"] | None = choice(
@@ -112,6 +112,15 @@ def refuse(job: JobDescription) -> Iterator[Refusal]:
             setting=loops[-1] if loops else "concurrency",
             reason="a load is a closed loop (concurrency) or an open one (request_rate)",
             hint="write one of them",
+        )
+    users, requests = parameters.get("concurrency") or 0, parameters.get("requests")
+    turns = parameters.get("turns") or 1 if parameters.get("input_tokens") is not None else 1
+    if requests is not None and requests // turns < users:
+        talks = f"in conversations of {turns} turns are fewer conversations" * (turns > 1)
+        yield Refusal(
+            setting="requests",
+            reason=f"{requests} requests {talks or 'are fewer'} than {users} users",
+            hint=f"write {users * turns} or more",
         )
     per_server = cards_of_a_server(parameters)
     if job.cards % per_server:

@@ -84,6 +84,19 @@ def test_a_turn_of_a_chat_waits_for_the_turn_before_it() -> None:
     assert all(sent[n] >= ended[n - 2] for n in range(2, 6))
 
 
+def test_a_free_user_takes_a_turn_that_is_ready_before_one_that_waits() -> None:
+    """The first answer of four conversations is long: the others go on meanwhile."""
+    requests = [
+        Planned(prompt="p", output_tokens=1 if n else 60, after=None if n < 4 else n - 4)
+        for n in range(12)
+    ]
+    server = OracleServer(ttft_s=0.005, tpot_s=0.005)
+    table = driven(server, schedule(requests, concurrency=2))
+    sent, ended = table["sent_s"].to_pylist(), table["ended_s"].to_pylist()
+    assert table["index"].to_pylist() == list(range(12))
+    assert max(sent[n] for n in range(12) if n % 4) < ended[0] <= sent[4]
+
+
 def test_bodies_say_what_the_target_says() -> None:
     server = OracleServer()
     messages = ({"role": "user", "content": "hello"},)

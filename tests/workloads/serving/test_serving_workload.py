@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from generation_cases import Worker, described, request
+from generation_cases import ONCE, Worker, described, request
+from oracle_server import OracleServer, start
 from test_servers import faulty
 
 from workloads.base import MeasureSettings, Request, ServerSilent
+from workloads.engines.base import ServerCommand
 from workloads.registry import find_workload
 from workloads.rules import refusals
 from workloads.serving import run as serving_run
 from workloads.serving import servers
+from workloads.serving.client import drive
 from workloads.serving.run import Load, combined, pooled_table, run
 from workloads.serving.statistics import parse_slo
 from workloads.serving.workload import ServingParameters
@@ -37,6 +43,29 @@ def fault(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return chosen
 
 
+@pytest.fixture
+def oracle(monkeypatch: pytest.MonkeyPatch) -> Iterator[OracleServer]:
+    """A server with known delays that is there already; the client runs in this process."""
+    server, loop = OracleServer(), asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    runner, url = asyncio.run_coroutine_threadsafe(start(server), loop).result(10)
+
+    def engine_function(*_: str) -> Any:
+        return lambda job, place: ServerCommand(url=url, model="m")
+
+    def run_process(target: Any, plan: Any, limits: Any, _: Path, **options: Any) -> pa.Table:
+        return asyncio.run(drive(target, plan, limits, options["on_progress"]))
+
+    monkeypatch.setattr(serving_run, "engine_function", engine_function)
+    monkeypatch.setattr(serving_run, "run_process", run_process)
+    yield server
+    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()
+
+
 def job(**changes: Any) -> Request:
     settings = {
         "concurrency": 2,
@@ -44,10 +73,9 @@ def job(**changes: Any) -> Request:
         "output_tokens": 4,
         "requests": 8,
         "slo": "ttft_s=5, latency_s=60",
+        "measure": MEASURE,
     }
-    return request(
-        "", workload="serving", engine="graph", measure=MEASURE, batch_size=1, **settings | changes
-    )
+    return request("", workload="serving", engine="graph", batch_size=1, **settings | changes)
 
 
 @pytest.mark.slow
@@ -95,6 +123,15 @@ def test_a_server_that_falls_silent_is_ended_and_the_row_says_so(
         run(job(), worker.context())
     (resident,) = worker.loaded.values()
     assert resident.engine.servers[0].process.poll() is not None
+
+
+def test_conversations_of_many_turns_keep_every_user_in_flight(oracle: OracleServer) -> None:
+    oracle.ttft_s = 0.003
+    settings = {"concurrency": 4, "turns": 20, "input_tokens": 1, "output_tokens": 1}
+    run(job(**settings, requests=None, measure=ONCE), Worker().context())
+    assert oracle.most_in_flight == 4
+    # The first token, and two conversations for each user.
+    assert len(oracle.bodies) == 1 + 2 * 4 * 20
 
 
 def of_random_tokens(**settings: Any) -> Load:
@@ -148,6 +185,12 @@ def test_a_window_of_a_trace_shares_blocks_within_itself_alone(tmp_path: Path) -
         ({"arrivals": "sometimes"}, "arrivals", "no pattern"),
         ({"max_model_len": 9}, "max_model_len", "10 tokens in and out"),
         ({"api": "chat"}, "api", "token ids"),
+        ({"concurrency": 9, "requests": 8}, "requests", "8 requests are fewer than 9 users"),
+        (
+            {"concurrency": 4, "turns": 5, "requests": 19},
+            "requests",
+            "19 requests in conversations of 5 turns are fewer conversations than 4 users",
+        ),
     ],
 )
 def test_loads_that_contradict_themselves_are_refused(
