@@ -195,7 +195,7 @@ class Training:
     #: DeepSpeed from ``on_optimizer`` on.
     wrapper: Any = None
     pipeline: Pipeline | None = None  # runs a step's micro-batches; None: ``called``, one by one
-    #: Entered by all ranks together to gather trained weights that cards hold in parts.
+    #: Entered by all ranks together to gather weights to save that cards hold in parts.
     gathered: Callable[[], AbstractContextManager[Any]] = nullcontext
     exchanges: list[Exchange] = field(default_factory=list)  # between cards
     compile_s: float = 0.0  # spent on compiling before the first step

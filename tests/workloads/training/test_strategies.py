@@ -13,8 +13,10 @@ from typing import Any, TypeAlias
 
 import pytest
 from finetuning_cases import PRETRAINING, SUMMARIES, losses, trained
-from generation_cases import PROMPTS, Worker
+from generation_cases import MODEL, PROMPTS, Worker
 from patience import patience
+
+from workloads.models.loading import load_causal_model, open_model
 
 #: All gangs run in the first test, some 50 s of one core.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -27,11 +29,13 @@ Cases: TypeAlias = "dict[str, dict[str, Any]]"
 FULL: dict[str, Any] = {"method": "full", "learning_rate": 1e-3, "max_length": 64}
 LORA: dict[str, Any] = {"targets": "all-linear", "learning_rate": 1e-2}
 CLIPPED: dict[str, Any] = FULL | {"max_gradient_norm": 0.5}
+FROZEN: dict[str, Any] = FULL | {"freeze_layers": 1, "freeze_embeddings": True}
 #: The jobs that all others compute in another way; those of further settings come first.
 PLAIN = {
     "masked words": PRETRAINING,
     "pairs": SUMMARIES,
     "clipped": CLIPPED,
+    "frozen": FROZEN,
     "full": FULL,
     "lora": LORA,
 }
@@ -77,6 +81,7 @@ BY_DEEPSPEED: dict[int, Cases] = {
         "zero2": FULL | HALF | ZERO2 | TWO_PASSES,
         "zero3": FULL | HALF | ZERO3,
         "zero3, all offloaded": FULL | HALF | ZERO3 | OFFLOADED,
+        "zero3, frozen": FROZEN | HALF | ZERO3 | {"save_model": "from-zero3"},
         "zero3, lora": LORA | HALF | ZERO3 | {"save_adapter": "from-zero3"},
         "pairs, zero3": SUMMARIES | HALF | ZERO3 | {"gradient_checkpointing": True},
     },
@@ -232,6 +237,17 @@ def test_parts_are_put_together_as_they_would_be_whole(one: str, other: str, cac
     assert saved.keys() == expected.keys() and len(saved) > 8
     for name, tensor in saved.items():  # Adam makes much of gradients that are nearly nothing
         assert (tensor - expected[name]).norm() < 1e-3 * expected[name].norm(), name
+
+
+@needs_deepspeed
+@pytest.mark.usefixtures("gangs")
+def test_zero3_saves_frozen_weights_beside_trained_ones() -> None:
+    base, saved = (
+        load_causal_model(open_model(name)).state_dict() for name in (MODEL, "from-zero3")
+    )
+    assert saved.keys() == base.keys()
+    same = {name for name, tensor in saved.items() if tensor.equal(base[name])}
+    assert same and all(re.search(r"embed_tokens|layers\.0\.", name) for name in same)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -23,6 +23,7 @@ from typing import Any
 from torch import nn
 
 from workloads.base import BadConfiguration, Unsupported, require_package
+from workloads.training.methods import ADAPTER_METHODS
 from workloads.training.parallel.exchange import Stamped, require
 from workloads.training.parallel.layout import Groups
 from workloads.training.technique import Training
@@ -163,7 +164,8 @@ def start_deepspeed(training: Training, groups: Groups, stage: int, **offload: b
 
     training.around_micro_batch.append(micro_batch)
     if stage == 3:
-        parameters = training.trainable()
+        adapter = training.method in ADAPTER_METHODS  # over weights that nobody saves
+        parameters = training.trainable() if adapter else [*training.model.parameters()]
         training.gathered = lambda: deepspeed.zero.GatheredParameters(parameters)
     training.details |= {
         "deepspeed_config": json.dumps(config, sort_keys=True),
