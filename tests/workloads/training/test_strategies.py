@@ -97,6 +97,10 @@ COMPRESSED: Cases = {
     "powersgd": EXACT | {"gradient_compression": "powersgd", "powersgd_rank": 1},
 }
 
+#: Weights in bf16, of which DeepSpeed keeps an fp32 copy.
+IN_BF16: dict[str, Any] = FULL | HALF | {"precision": "bf16"}
+MIXED: Cases = {"zero0, bf16": IN_BF16 | ZERO0, "zero1, bf16": IN_BF16 | ZERO1}
+
 #: Jobs that signal 9 ends in the middle, each beside the one that nothing ends.
 DIES: dict[str, Any] = {"save_every": 1, "dies_at": 1}
 FALLING = AS_ONE[2]["masked words"] | {"learning_rate_schedule": "linear"}
@@ -135,7 +139,7 @@ def gangs(cache: Path, dataset: str) -> dict[int, list[dict[str, Any]]]:
         4: AS_ONE[4],
     }
     if has_deepspeed:
-        cases[2] |= BY_DEEPSPEED[2] | KILLED_BY_DEEPSPEED
+        cases[2] |= BY_DEEPSPEED[2] | MIXED | KILLED_BY_DEEPSPEED
         cases[4] = cases[4] | BY_DEEPSPEED[4]
     environment = os.environ | {
         "NIGHTGRID_CACHE": str(cache),
@@ -218,6 +222,12 @@ def test_zero_divides_the_optimizer_state(two: Any, gangs: Any) -> None:
     assert parts == pytest.approx([bytes_of(two, state, "zero0") / 2] * 2, rel=0.01)
     whole = bytes_of(gangs[4], state, "data x tensor")
     assert bytes_of(gangs[4], state, "tensor x zero1") == pytest.approx(whole / 2, rel=0.01)
+
+
+@needs_deepspeed
+def test_master_weights_learn_the_same_whole_and_in_parts(two: list[dict[str, Any]]) -> None:
+    whole, parts = (two[0][name]["losses"] for name in MIXED)
+    assert whole == pytest.approx(parts, abs=1e-3) and parts[-1] < 0.95 * parts[0]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import nn
 
 from workloads.base import BadConfiguration, Unsupported, require_package
@@ -98,8 +99,6 @@ def use_its_algorithms() -> bool:
 
     DeepSpeed sets it at import only, and workers restore torch's setting after each job.
     """
-    import torch
-
     if not chosen_algorithms:
         importlib.import_module("deepspeed").accelerator.get_accelerator()
         chosen_algorithms.append(torch.are_deterministic_algorithms_enabled())
@@ -146,6 +145,10 @@ def start_deepspeed(training: Training, groups: Groups, stage: int, **offload: b
             f"DeepSpeed runs ZeRO {engine.zero_optimization_stage()} instead of {stage}"
         )
     training.wrapper, training.optimizer = engine, optimizer
+    for averages in optimizer.state.values():
+        # ZeRO 0 in bf16 made them by a step without gradients, which is not one of the job's.
+        if isinstance(step := averages.get("step"), torch.Tensor):
+            step.zero_()
     training.divided = engine
     exchange = Stamped(training.device)
     training.ending.enter_context(
