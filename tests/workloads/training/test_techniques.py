@@ -140,6 +140,21 @@ def test_packed_samples_do_not_meet_or_the_job_refuses() -> None:
         data.check_packing(small_model("bloom"), device_for("cpu"))
 
 
+def test_samples_that_meet_where_two_rows_are_packed_are_seen(monkeypatch) -> None:
+    """As under flash_attention_2 in transformers, which looks for samples in a single row."""
+    model = small_model("llama")
+    forward = model.forward
+
+    def of_one_row(input_ids: Any, position_ids: Any, **more: Any) -> Any:
+        return forward(
+            input_ids, position_ids=position_ids if len(input_ids) == 1 else None, **more
+        )
+
+    monkeypatch.setattr(model, "forward", of_one_row)
+    with pytest.raises(Unsupported, match="lets packed samples attend to each other"):
+        data.check_packing(model, device_for("cpu"))
+
+
 @pytest.mark.parametrize(
     ("kind", "targets"),
     [

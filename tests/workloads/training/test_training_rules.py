@@ -71,6 +71,7 @@ def test_every_method_is_allowed_on_every_device(method: str) -> None:
         ({"autocast": "fp16"}, "autocast", "lose range and precision"),
         ({"max_length": 8193}, "max_length", "8,193 tokens are more than the model's 8,192"),
         (PACKED | {"attention": "eager"}, "packed_attention", "another one"),
+        ({"padding": "packing", "attention": "flash_attention_2"}, "padding", "in single rows"),
         ({"logits": "learned", "torch_compile": True}, "logits", "would be compiled"),
         (CHUNKED | {"autocast": "bf16"}, "logits", "outside of autocast"),
         (CHUNKED | {"method": "qat-lora"}, "logits", "which QAT converts whole"),

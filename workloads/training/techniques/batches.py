@@ -82,6 +82,12 @@ class Padding(Technique):
             ("eager", "flash_attention_2", "xformers"),
             "apart is PyTorch's own attention; the job asks for another one",
         ),
+        (
+            ("padding", "packing"),
+            "attention",
+            ("flash_attention_2",),
+            "transformers tells packed samples apart under flash_attention_2 in single rows only",
+        ),
     )
 
     padding: Literal["dynamic", "fixed", "uniform-length", "packing"] = choice_in_id(
