@@ -164,6 +164,19 @@ def test_a_model_whose_code_reads_more_than_its_layers_is_not_cut() -> None:
             assert hidden.shape == (2, 6, 32) and logits.shape == (2, 6, 96)
 
 
+def test_stages_take_the_masks_of_their_own_layers() -> None:
+    """Every second layer of gpt-oss sees a window, and three of six layers are a stage."""
+    model = small_model("gpt_oss", num_hidden_layers=6, sliding_window=8, tie_word_embeddings=False)
+    training = training_of(model)
+    hidden, _ = checked(training, stages := stages_of(training, 2))
+    assert hidden.shape == (2, 9, 32)
+    ids = passed = torch.arange(20).unsqueeze(0)
+    model.eval()
+    for stage in stages:
+        passed = stage.eval()(passed)
+    assert torch.equal(passed, model(input_ids=ids, use_cache=False).logits)
+
+
 def _older_step(self: Any, *args: Any, target: Any = None, losses: Any = None) -> None:
     """A schedule's step as releases have it that always return outputs."""
 

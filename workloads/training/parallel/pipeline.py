@@ -57,11 +57,16 @@ def stages_of(training: Training, count: int) -> list[Stage]:
     if model.get_output_embeddings().weight is model.get_input_embeddings().weight:
         raise Unsupported("the output layer is the embedding, which would lie in two stages")
     share = len(layers) // count
+    kinds = getattr(inner.config, "layer_types", None)  # of attention, by which masks are made
     stages = []
     for index in range(count):
         first, last = index == 0, index == count - 1
         body = _shallow(inner)
-        body.layers = nn.ModuleList(layers[index * share : (index + 1) * share])
+        mine = slice(index * share, (index + 1) * share)
+        body.layers = nn.ModuleList(layers[mine])
+        if kinds:
+            body.config = copy.copy(inner.config)
+            body.config.layer_types = kinds[mine]
         if not first:
             body.embed_tokens = None
         if not last:
@@ -80,12 +85,17 @@ def _shallow(module: Any) -> Any:
     return made
 
 
+#: Longest sliding window (gpt-oss's) that the check of stages looks beyond.
+_WINDOW = 128
+
+
 @torch.no_grad()
 def checked(training: Training, stages: Sequence[Stage]) -> tuple[torch.Tensor, torch.Tensor]:
     """Hidden states and logits of a sample by all stages; Unsupported unless the model's."""
-    ids = torch.tensor(
-        [[3, 4, 5, 6, 7, 8], [8, 7, 6, 5, 4, 3]], device=training.device.torch_device
-    )
+    window = getattr(training.base_model.config, "sliding_window", None) or 0
+    length = max(6, window + 1) if window <= _WINDOW else 6
+    ids = 3 + torch.arange(length, device=training.device.torch_device) % 6
+    ids = torch.stack([ids, ids.flip(0)])
     training.model.eval()  # dropout would make a difference of its own
     with training.in_forward():
         whole = training.base_model(input_ids=ids, **training.task.forward).logits
