@@ -43,13 +43,19 @@ def has_tokenizer(directory: Path) -> bool:
 
 
 def fast_tokenizer(directory: Path) -> Any:
-    """Load a directory's tokenizer.json without transformers; None if there is none, or no such."""
+    """Load a directory's tokenizer.json without transformers; None if there is none, or no such.
+
+    The file may tell to cut and pad texts, as its last user did; jobs and this one do neither.
+    """
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_file(str(directory / "tokenizer.json"))
+        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     except Exception:  # the library raises no other class
         return None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def objections(directory: Path, rows: int | None) -> Iterator[Objection]:

@@ -9,6 +9,7 @@ from typing import Any
 import checkpoint_cases as cases
 import pytest
 
+from workloads.inspection.tokenizers import fast_tokenizer
 from workloads.models import prompts
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.models.prompts import encode_prompt
@@ -97,6 +98,16 @@ def test_lengths_are_those_that_jobs_count(template: bool, good: Path, tmp_path:
             options = LOOK | {"count": 1, "room": room}
             look = prompts.examine_prompts(str(model), str(data), HOW, **options)
             assert (look["long"], look["unknown"]) == (long, 0), (text, room)
+
+
+def test_texts_are_neither_cut_nor_padded_as_a_saved_tokenizer_says(good, tmp_path) -> None:
+    """A tokenizer keeps the truncation and padding of the last call before it was saved."""
+    tokenizer = load_tokenizer(open_model(str(good)))
+    tokenizer("a", truncation=True, max_length=16, padding="max_length")
+    tokenizer.save_pretrained(tmp_path)
+    for text in ("a", "word " * 20):
+        ids = fast_tokenizer(tmp_path).encode(text, add_special_tokens=False).ids
+        assert ids == tokenizer(text, add_special_tokens=False).input_ids
 
 
 def test_the_look_ends_in_time_and_says_so(good, tmp_path, monkeypatch) -> None:
