@@ -39,7 +39,9 @@ ZERO2: dict[str, Any] = TWO | {"strategy": "zero2"}
 ZERO3: dict[str, Any] = TWO | {"strategy": "zero3"}
 #: A pipeline over all of four cards, in four micro-batches.
 PIPE: dict[str, Any] = FOUR | QUARTER | {"strategy": "pipeline"}
-LOOPED: dict[str, Any] = PIPE | {"pipeline_schedule": "interleaved"}
+ONE_STAGE: dict[str, Any] = PIPE | {"pipeline_parallel": 1}
+INTERLEAVED: dict[str, Any] = {"pipeline_schedule": "interleaved"}
+LOOPED: dict[str, Any] = PIPE | INTERLEAVED
 T5: dict[str, Any] = {"model": "tiny-t5", "dataset": "cnn-dailymail-synthetic", "max_length": 512}
 STUDENT: dict[str, Any] = {"method": "distill", "student_layers": 2}
 SPARSE: dict[str, Any] = {"sparsity": "2:4"}
@@ -99,6 +101,8 @@ def test_every_method_is_allowed_on_every_device(method: str) -> None:
         (PIPE | {"gradient_accumulation": 2}, "gradient_accumulation", "2 micro-batches hint: 16"),
         (LOOPED | ONE_OF_TWO, "gradient_accumulation", "a multiple of the 2 stages hint: : 8"),
         (PIPE | {"padding": "packing"}, "padding", "of one shape hint: fixed"),
+        (ONE_STAGE | {"padding": "packing"}, "padding", "of one shape hint: fixed"),
+        (ONE_STAGE | INTERLEAVED, "pipeline_schedule", "has one stage hint: leave pipeline_sch"),
         (TWO | {"pipeline_parallel": 2}, "pipeline_parallel", "ddp cuts no layers hint: pipeline"),
         ({"method": "distill"}, "method", "nothing says how they differ"),
         ({"method": "distill", "teacher": "tiny-chatglm3"}, "teacher", "is the student as well"),

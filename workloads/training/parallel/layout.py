@@ -239,7 +239,22 @@ def pipeline_refusals(job: JobDescription) -> Iterator[Refusal]:
     """Objections to the stages of a pipeline whose layout is right."""
     parameters = job.parameters
     stages, chunks = pipeline_size(parameters, job.cards), chunks_of(parameters)
+    if parameters.get("strategy") != "pipeline":
+        return
+    if parameters.get("padding", "dynamic") not in ("dynamic", "fixed"):
+        yield Refusal(
+            setting="padding",
+            reason="the stages of a pipeline exchange tensors of one shape, so every sample is "
+            "padded to max_length",
+            hint="write padding: fixed",
+        )
     if stages < 2:
+        if chunks > 1:
+            yield Refusal(
+                setting="pipeline_schedule",
+                reason="the pipeline has one stage, so nothing is interleaved",
+                hint="leave pipeline_schedule out",
+            )
         return
     yield from _layers(job, stages, chunks)
     count = parameters["gradient_accumulation"]
@@ -251,13 +266,6 @@ def pipeline_refusals(job: JobDescription) -> Iterator[Refusal]:
             f"which takes {wanted} the {stages} stages",
             hint=f"write gradient_accumulation: {4 * stages}, say, for an idle share of "
             f"{idle_share(stages, 4 * stages, chunks):.0%}",
-        )
-    if parameters.get("padding", "dynamic") not in ("dynamic", "fixed"):
-        yield Refusal(
-            setting="padding",
-            reason="the stages of a pipeline exchange tensors of one shape, so every sample is "
-            "padded to max_length",
-            hint="write padding: fixed",
         )
     yield from _lacking(job, "over the stages of a pipeline", _IN_STAGES)
 
