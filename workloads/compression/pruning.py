@@ -405,6 +405,8 @@ class Sparsity(Technique):
         pruned = self._pruned = Pruned(layers=layers)
         if self.sparsity_schedule == "gradual":
             training.stateful["masks"] = pruned
+        if self.cluster_steps:
+            training.begins_anew = "shared values are in no checkpoint"
         before = sum(layer.weight.nbytes for layer in layers.values())
         training.metrics["layer_bytes_before"] = float(before)
         _note_loss(training, "dense_loss")

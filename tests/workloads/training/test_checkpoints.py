@@ -16,12 +16,12 @@ from typing import IO, Any
 
 import pytest
 import torch
-from finetuning_cases import request, training_of
+from finetuning_cases import request, small_model, training_of
 from generation_cases import Worker
 
 from workloads import finetuning
 from workloads.base import MeasureSettings
-from workloads.compression.pruning import Pruned
+from workloads.compression.pruning import Pruned, Sparsity
 from workloads.data.cache import try_lock
 from workloads.devices.base import Compilations
 from workloads.devices.cpu import CpuDevice
@@ -278,6 +278,14 @@ def tied() -> torch.nn.Module:
     model[2].weight = model[0].weight
     model[1].requires_grad_(False)
     return model
+
+
+def test_training_with_shared_values_begins_anew() -> None:
+    """Resumed in its last steps, it would not train the values that weights share."""
+    for steps in (None, 2):
+        training = training_of(small_model())
+        Sparsity(cluster_bits=2, cluster_steps=steps).on_model(training)
+        assert training.begins_anew == ("shared values are in no checkpoint" if steps else "")
 
 
 def test_masks_of_gradual_pruning_are_taken_over() -> None:
