@@ -29,7 +29,7 @@ from orchestrator.core.errors import StoreError
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.report import figure_data
-from orchestrator.report.figure_data import Record, columns
+from orchestrator.report.figure_data import AT_LEAST, Record, columns
 from orchestrator.report.query import read_runs
 from orchestrator.store.column_docs import COLUMN_DOCS
 from orchestrator.util.format import finite
@@ -43,8 +43,6 @@ JSON_FIGURES = (
     *("published", "served"),
 )
 
-#: Value of ``throughput_is`` of a lower bound.
-AT_LEAST = "at least"
 _MAPPINGS = ("parameters", "versions", "workload_metrics", "details")
 _LEFT_OUT = frozenset({"metrics", "samples", "items", "image", "measure", *_MAPPINGS})
 _row = columns(*(field.name for field in fields(Measurement) if field.name not in _LEFT_OUT))

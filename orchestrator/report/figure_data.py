@@ -19,6 +19,9 @@ from orchestrator.util.format import csv_field, finite
 
 Record = dict[str, object]
 
+#: Value of ``throughput_is`` of a lower bound.
+AT_LEAST = "at least"
+
 
 def columns(*names: str, **paths: str) -> Callable[[Any], Record]:
     """Return a reader of records by attribute names, or ``column="path.to.attribute"``."""
@@ -41,7 +44,9 @@ def figure_records(summary: Summary) -> dict[str, Iterator[Record]]:
             record for record in _cells(summary) if record["state"] is State.SUCCEEDED
         ),
         "throughput-against-latency": (
-            of(row) | {"latency_p50_s": row.metrics.latency_p50_s, "on_front": on_front}
+            of(row)
+            | {"throughput_is": AT_LEAST if summary.at_least(row) else ""}
+            | {"latency_p50_s": row.metrics.latency_p50_s, "on_front": on_front}
             for front in summary.fronts
             for on_front, rows in ((True, front.best), (False, front.beaten))
             for row in rows

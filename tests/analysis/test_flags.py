@@ -189,6 +189,11 @@ def test_a_contended_row_ranks_as_a_lower_bound_in_every_output() -> None:
     document = json.loads(to_json(summary))
     assert [row["throughput_is"] for row in document["rows"]] == ["at least", "", ""]
     assert ",at least," in to_csv(summary)
+    front = page[page.index('id="fronts"') :].partition("</section>")[0]
+    assert "lowest latency first, 1 of them a lower bound; 2 other settings beaten" in front
+    assert '<td class="n">at most ' in front and '<td class="n">≥ 200.0 ' in front
+    points = document["figures"]["throughput-against-latency"]
+    assert [point["throughput_is"] for point in points] == ["at least", "", ""]
     assert {effect.ratio.side for effect in summary.effects} == {"at most"}  # bf16 is the baseline
     (refused,) = compare([a_row("bf16")], [slowed]).refused
     assert [one.key for one in refused.differences] == ["flags"]
