@@ -2,7 +2,8 @@
 
 Rows wait in the driver while the results disk is full, and its agents die with it. So each agent
 stores a rank's outcome on disk before sending it, and the run's next driver makes rows of those
-that are left (``driver/recovery.py``). They are pickles in a directory that only this user enters.
+that are left (``driver/recovery.py``). They are pickles in a directory that only this user enters,
+each after the layout of its records (``layout_of``).
 """
 
 from __future__ import annotations
@@ -12,11 +13,17 @@ import os
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
+from orchestrator.core.outcome import RankOutcome
 from orchestrator.core.topology import Node
 from orchestrator.on_ray.channel import ask_nodes
+from orchestrator.store.disk import digest
 from orchestrator.util import output
+from orchestrator.util.format import plural
 from orchestrator.worker.cpu_slots import make_private
 from orchestrator.worker.orphans import Owner
 from orchestrator.worker.protocol import Ended, Run, pickled, unpickled
@@ -50,7 +57,7 @@ class OutcomeKeeper:
         path = self._directory / f"{self._prefix}{ended.attempt_id}.{request.rank}"
         try:
             aside = path.with_name(f"{path.name}.part")
-            aside.write_bytes(pickled((request, ended)))
+            aside.write_bytes(_layout() + pickled((request, ended)))
             os.replace(aside, path)
         except OSError as error:
             output.say_aside(f"an outcome is not kept on this node: {error}")
@@ -69,7 +76,7 @@ class OutcomeKeeper:
 
 
 def kept_here(run_id: str) -> list[bytes]:
-    """Pickled outcomes of a run on this host."""
+    """Stored outcomes of a run on this host."""
     directory, pickles = _directory_of(run_id), []
     for path in sorted(directory.iterdir()) if directory is not None else ():
         if path.suffix != ".part":
@@ -79,7 +86,8 @@ def kept_here(run_id: str) -> list[bytes]:
 
 
 def kept_outcomes(nodes: Sequence[Node], run_id: str) -> Iterator[KeptOutcome]:
-    """Outcomes of a run on this host and, in a cluster, on these nodes; skips silent ones."""
+    """Outcomes of a run on this host and, in a cluster, on these nodes; skips silent ones, and
+    counts for the user those whose records have other fields here."""
     import ray
 
     pickles = kept_here(run_id)
@@ -87,9 +95,39 @@ def kept_outcomes(nodes: Sequence[Node], run_id: str) -> Iterator[KeptOutcome]:
         answers = ask_nodes(kept_here, {node.node_id: (run_id,) for node in nodes}, _ANSWER_S)
         for answer in answers.values():
             pickles += answer if isinstance(answer, list) else ()
+    others = 0
     for data in dict.fromkeys(pickles):
+        layout = _layout()
+        if not data.startswith(layout):
+            others += 1
+            continue
         with contextlib.suppress(Exception):  # of another version
-            yield unpickled(data)
+            yield unpickled(data[len(layout) :])
+    if others:
+        output.say_aside(
+            f"{plural(others, 'outcome')} kept by another version of Nightgrid: left out, "
+            "those jobs are measured again"
+        )
+
+
+@cache
+def layout_of(*records: type) -> bytes:
+    """Digest of the fields of these records and of those in them, in order: a pickle has values by
+    position, which a version with other fields would take for those of other names."""
+    fields_of: dict[type, list[str]] = {}
+    unseen: list[Any] = list(records)
+    while unseen:
+        kind = unseen.pop()
+        unseen += get_args(kind)
+        if isinstance(kind, type) and is_dataclass(kind) and kind not in fields_of:
+            fields_of[kind] = [field.name for field in fields(kind)]
+            unseen += get_type_hints(kind).values()
+    lines = sorted(f"{kind.__qualname__} {names}" for kind, names in fields_of.items())
+    return digest("\n".join(lines).encode()).encode()
+
+
+def _layout() -> bytes:
+    return layout_of(Run, Ended, RankOutcome)
 
 
 def _directory_of(run_id: str) -> Path | None:

@@ -33,7 +33,13 @@ from orchestrator.core.readings import Energy
 from orchestrator.on_ray import outcomes
 from orchestrator.on_ray.channel import AgentChannel
 from orchestrator.on_ray.executor import STOP_PATIENCE_S, WorkerPool
-from orchestrator.on_ray.outcomes import KeptOutcome, OutcomeKeeper, kept_here, kept_outcomes
+from orchestrator.on_ray.outcomes import (
+    KeptOutcome,
+    OutcomeKeeper,
+    kept_here,
+    kept_outcomes,
+    layout_of,
+)
 from orchestrator.worker.orphans import Owner
 from orchestrator.worker.protocol import (
     Ended,
@@ -356,6 +362,30 @@ def test_another_agent_of_the_same_driver_keeps_what_is_there() -> None:
     assert len(kept()) == 1
     OutcomeKeeper(NEXT)
     assert kept() == []
+
+
+def test_an_outcome_of_another_version_is_left_out_and_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Unpickled by position, its values would be those of other fields."""
+    keeper = OutcomeKeeper(FIRST)
+    run(keeper, "job-1")
+    run(keeper, "job-2")
+    [path] = tmp_path.glob("nightgrid-outcomes-*/run/first.job-1.0")
+    data = path.read_bytes()
+    path.write_bytes(b"0" * 16 + data[16:])
+    assert [run.attempt.attempt_id for run, _ in kept()] == ["job-2"]
+    said = "1 outcome kept by another version of Nightgrid: left out, those jobs are measured again"
+    assert said in capfd.readouterr().err
+
+
+def test_a_layout_tells_the_fields_of_all_records_in_order() -> None:
+    def layout(*names: str) -> bytes:
+        inner = dataclasses.make_dataclass("Inner", [(name, int) for name in names])
+        return layout_of(dataclasses.make_dataclass("Outer", [("inner", tuple[inner, ...] | None)]))
+
+    assert layout("a", "b") == layout("a", "b")
+    assert len({layout("a", "b"), layout("b", "a"), layout("a")}) == 3
 
 
 def test_what_did_not_run_is_not_kept() -> None:
