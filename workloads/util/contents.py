@@ -14,7 +14,8 @@ from pathlib import Path
 #: Beginning of an identity, which tells it from that of a saved product.
 FILES = "files-"
 _ENDS_BYTES, _SAMPLE_BYTES, _SAMPLES = 2**20, 2**16, 16
-_MOST_FILES = 10_000
+#: Directories of more files have no identity.
+MOST_FILES = 10_000
 _NO_CONTENT = (".md", ".png", ".jpg", ".pdf")
 
 
@@ -39,7 +40,8 @@ def identity_of(path: str) -> str:
     """
     try:
         root = Path(path).expanduser()
-        found = [root] if root.is_file() else _files(root)
+        # Links to directories are read, too; one may lead to a tree without end.
+        found = [root] if root.is_file() else _files(root) or _files(root, links=False)
         stamps = tuple(
             (file.relative_to(root).as_posix(), (status := file.stat()).st_size, status.st_mtime_ns)
             for file in found
@@ -55,15 +57,24 @@ def fingerprint(directory: Path) -> str:
     return identity_of(path) or hashlib.sha256(path.encode()).hexdigest()[:16]
 
 
-def _files(root: Path) -> list[Path]:
-    """The files of a directory that are not hidden and hold no documentation."""
+def _files(root: Path, *, links: bool = True) -> list[Path]:
+    """The files of a directory that are not hidden and hold no documentation, each directory's
+    once: links may go in circles, or nowhere."""
     found: list[Path] = []
-    for directory, below, names in os.walk(root):
+    seen: set[str] = set()
+    for directory, below, names in os.walk(root, followlinks=links):
+        real = os.path.realpath(directory)
+        if real in seen:
+            below.clear()
+            continue
+        seen.add(real)
         below[:] = sorted(name for name in below if not name.startswith("."))
         for name in sorted(names):
-            if not name.startswith(".") and not name.lower().endswith(_NO_CONTENT):
-                found.append(Path(directory) / name)
-        if len(found) + len(below) > _MOST_FILES:
+            file = Path(directory) / name
+            hidden = name.startswith(".") or name.lower().endswith(_NO_CONTENT)
+            if not hidden and file.is_file():
+                found.append(file)
+        if len(found) + len(below) > MOST_FILES:
             return []
     return found
 

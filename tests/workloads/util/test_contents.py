@@ -49,6 +49,28 @@ def test_other_content_is_another_identity(model: Path, place: int) -> None:
     assert identity_of(str(model)) not in (before, changed)
 
 
+@pytest.mark.parametrize("beside", ["", "gone", ".", "../model", "../shared", "../endless"])
+def test_content_behind_a_link_counts_whatever_other_links_there_are(
+    model: Path, beside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To nowhere, in a circle, to a directory that is read already, to one of too many files."""
+    shared, endless = model.parent / "shared", model.parent / "endless"
+    shared.mkdir()
+    endless.mkdir()
+    (shared / "data.jsonl").write_text("one")
+    for number in range(30):
+        (endless / f"{number}").touch()
+    monkeypatch.setattr("workloads.util.contents.MOST_FILES", 20)
+    changing = model / "sub" / "config.json" if "endless" in beside else shared / "data.jsonl"
+    (model / "data").symlink_to(shared)
+    if beside:
+        (model / "also").symlink_to(beside)
+    before = identity_of(str(model))
+    assert before.startswith(FILES)
+    changing.write_text("two")
+    assert identity_of(str(model)) not in ("", before)
+
+
 @pytest.mark.parametrize("name", ["org/name", "tiny-chatglm3", "", "a\0b", "x" * 5000])
 def test_what_is_no_local_path_has_none(name: str) -> None:
     assert identity_of(name) == "" or name == ""
