@@ -287,6 +287,9 @@ FALSE = frozenset(
     {IMPLAUSIBLE.name, NOT_FINITE, DIVERGED, NOTHING_LEARNED, ONE_TOKEN, OTHER_OUTPUTS}
 )
 
+#: Flags that the same job raises again: a repeat cannot clear them.
+LASTING = FALSE | {"oversubscribed"}
+
 
 @cache
 def every_flag() -> tuple[Flag, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from orchestrator.analysis.flags import FALSE, every_flag, raised_on
+from orchestrator.analysis.flags import LASTING, every_flag, raised_on
 from orchestrator.analysis.rankings import interval, work_of
 from orchestrator.analysis.selection import newest_final, settings_of
 from orchestrator.core.events import RecordRow
@@ -21,8 +21,6 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.core.status import BestSoFar
 from orchestrator.util.format import plural
 
-#: Flags that the same job raises again: a repeat cannot clear them.
-LASTING = FALSE | {"oversubscribed"}
 #: Pieces of work whose best row is shown.
 MOST_WORKS = 10
 

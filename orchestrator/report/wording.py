@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from orchestrator.analysis.flags import LASTING
 from orchestrator.analysis.metrics import (
     memory_is_known,
     memory_kind,
@@ -268,9 +269,13 @@ def _nothing(summary: Summary) -> Iterator[str]:
     if summary.flagged:
         flags = units.listed([f"{len(one.rows):,} {one.flag.name}" for one in summary.flagged])
         why = one_line(summary.flagged[0].rows[0][1], _REASON_LENGTH)
+        every = [{one.flag.name for one in raised} for raised in summary.raised.values()]
+        again = sum(map(LASTING.isdisjoint, every))
+        which = "them" if again == len(every) else f"{again:,} of them"
+        end = f" --retry-flagged measures {which} again." if again else ""
         yield (
-            f"Nothing can be ranked: of {measured} {len(summary.raised):,} are flagged ({flags}), "
-            f"as in: {why}. --retry-flagged measures them again."
+            f"Nothing can be ranked: of {measured} {len(every):,} are flagged ({flags}), "
+            f"as in: {why}.{end}"
         )
     elif summary.measured:
         yield f"Nothing can be ranked: {measured}, none of them with a throughput."

@@ -24,6 +24,7 @@ from orchestrator.report.text import to_markdown
 from orchestrator.report.wording import answers
 from orchestrator.store.schema import OUT_OF_RANGE
 from orchestrator.util import format as units
+from workloads.base import DIVERGED
 
 
 def measured(rate: float, half: float | None = 1.0, **changes: object) -> Measurement:
@@ -255,6 +256,20 @@ def test_measured_rows_that_all_have_a_flag_are_shown_with_the_reason() -> None:
         assert text.count("9.000") == 2 and "Flagged rows" in text and "no driver" in text
     page = render(summary, [*rows, failed])
     assert page.index('id="tables"') < page.index('id="flagged"') < page.index('id="causes"')
+
+
+def test_only_flags_that_another_measurement_may_clear_are_measured_again() -> None:
+    diverged = [
+        replace(measured(9.0, batch_size=size), details={DIVERGED: "loss 9 became nan"})
+        for size in (1, 2)
+    ]
+    assert answers(summarize(diverged)) == (
+        "Nothing can be ranked: of 2 measured jobs 2 are flagged (2 diverged), as in: loss 9 "
+        "became nan.",
+    )
+    unsteady = replace(measured(9.0, batch_size=4), warmup_end="limit")
+    (told,) = answers(summarize([*diverged, unsteady]))
+    assert told.endswith("became nan. --retry-flagged measures 1 of them again.")
 
 
 # ------------------------------------------------------------------ head to head
