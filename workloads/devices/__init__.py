@@ -45,6 +45,7 @@ CAPABILITIES: Mapping[str, str] = {
     "contiguous_gradients": "DeepSpeed keeps gradients in one piece",
     "reduce_scatter": "ZeRO 2 sends each card its part of the gradients only",
     "compilation_counters": "its software compiles, and counts it (Device.compilations)",
+    "exclusive": "only one process can hold a card: a server beside the worker gets none",
     "host_cores": "it computes on cores of its host that others share: its jobs take turns",
 }
 

@@ -156,7 +156,7 @@ SPEC = DeviceSpec(
     capabilities=frozenset(
         {
             *("own_memory", "native_eager", "graphs", "pinned_memory"),
-            *("fused_optimizer", "nf4_any_width", "compilation_counters"),
+            *("fused_optimizer", "nf4_any_width", "compilation_counters", "exclusive"),
         }
     ),
     errors=_ERRORS,

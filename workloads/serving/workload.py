@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from workloads.base import TOKENS, BadConfiguration, JobDescription, Metric, Refusal
 from workloads.data.datasets import DatasetParameters
+from workloads.devices import device_spec
 from workloads.engines.base import SERVER_FIGURES
 from workloads.registry import WorkloadSpec
 from workloads.serving import load as loads
@@ -100,6 +101,15 @@ def cards_of_a_server(settings: Mapping[str, Any]) -> int:
 def refuse(job: JobDescription) -> Iterator[Refusal]:
     """Objections to a job beyond those of its engine and model."""
     parameters = job.parameters
+    device = device_spec(job.device)
+    if device.can("exclusive") and not parameters.get("url"):
+        yield Refusal(
+            setting="engine",
+            reason=f"on {device.title} only one process can hold a card, here the worker; a server "
+            "would be a second",
+            hint="write engine: endpoint and the url of a server that is there already",
+            unsupported=True,
+        )
     if job.batch_size != 1:
         yield Refusal(
             setting="batch_size",

@@ -201,6 +201,17 @@ def test_loads_that_contradict_themselves_are_refused(
     assert any(r.setting == setting and reason in r.reason for r in found), found
 
 
+def test_no_server_is_started_on_cards_that_one_process_holds() -> None:
+    """The worker holds a Gaudi card: a server's failure to acquire it would blame the card."""
+    workload = find_workload("serving")
+    load = {"concurrency": 1, "input_tokens": 6, "output_tokens": 4, "slo": "", "device": "hpu"}
+    assert {"graph", "transformers", "endpoint"} <= set(workload.engines)
+    for engine in workload.engines:
+        elsewhere = {"url": "http://host:1"} if engine == "endpoint" else {}
+        found = refusals(workload, described(engine=engine, **load, **elsewhere))
+        assert any(r.unsupported for r in found) == (engine != "endpoint"), (engine, found)
+
+
 def test_limits_are_read_with_their_names() -> None:
     assert parse_slo("ttft_s=0.5, tpot_s=0.05") == {"ttft_s": 0.5, "tpot_s": 0.05}
 
