@@ -2,9 +2,9 @@
 
 A flagged row keeps its state and numbers, and is listed with the reason. Contention only slows, so
 the throughput of a contended row is a lower bound and ranks as one; most other flags leave a row
-out of rankings, fronts and baselines, and every flag out of comparisons of runs. Flags are derived
-whenever rows are read, never stored. Other packages declare flags under the entry point group
-``nightgrid.flags``.
+out of rankings, fronts and baselines. Comparisons of runs have no flagged rows but those of a
+league, each beside its like. Flags are derived whenever rows are read, never stored. Other packages
+declare flags under the entry point group ``nightgrid.flags``.
 """
 
 from __future__ import annotations

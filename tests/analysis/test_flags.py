@@ -212,6 +212,8 @@ def test_oversubscribed_gangs_rank_among_gangs_of_their_size() -> None:
     (pair,) = [ranking for ranking in summary.rankings if len(ranking.ranked) == 2]
     assert pair.winner == rows[0]
     assert "4 processes of 1 thread on a host of 2 cores" in to_markdown(summary)
+    said = "runs are compared without them, but for those that rank among their like"
+    assert said in render(summary, rows) and compare(rows[:1], rows[:1]).changes
 
 
 def test_a_row_without_a_complete_repeat_is_drawn_as_such() -> None:
