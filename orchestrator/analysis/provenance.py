@@ -98,22 +98,22 @@ def banners_of(
 ) -> tuple[Banner, ...]:
     """Return the banners that apply, most serious first. Slow cards are shown even if no row used
     them. ``far_below`` has sentences by job id."""
-    ran, every = sum(row.state is State.SUCCEEDED for row in rows), len(rows)
+    measured, every = [row for row in rows if row.state is State.SUCCEEDED], len(rows)
     emulated = [row for row in rows if row.emulated]
     devices = _names(f"{r.accelerator} on {r.device_name}" for r in emulated if r.device_name)
-    models = [row.model for row in rows if row.random_weights]
-    datasets = [row.dataset for row in rows if row.synthetic_data]
-    partial = [row for row in rows if LEFT_OUT & row.details.keys()]
+    models = [row.model for row in measured if row.random_weights]
+    datasets = [row.dataset for row in measured if row.synthetic_data]
+    partial = [row for row in measured if LEFT_OUT & row.details.keys()]
     lost = [f"{', '.join(row.nodes)}: {row.details[LOST]}" for row in rows if LOST in row.details]
     unknown = ((row, undeclared(row.workload, row.engine, row.parameters)) for row in rows)
     foreign = [(row, names) for row, names in unknown if names]
     settings = _names(f"{row.workload}: {name}" for row, names in foreign for name in names)
     banners: list[tuple[str, int, int, tuple[str, ...]]] = [
         ("Emulated cards", len(emulated), every, devices or ("no row reached a device",)),
-        ("Random weights", len(models), ran, _names(models)),
-        ("Synthetic data", len(datasets), ran, _names(datasets)),
-        ("Records left out", len(partial), ran, _names(row.dataset for row in partial)),
-        ("Lost cards", len(lost), ran, _names(lost)),
+        ("Random weights", len(models), len(measured), _names(models)),
+        ("Synthetic data", len(datasets), len(measured), _names(datasets)),
+        ("Records left out", len(partial), len(measured), _names(r.dataset for r in partial)),
+        ("Lost cards", len(lost), every, _names(lost)),
         ("Unknown settings", len(foreign), every, settings),
     ]
     banners = [banner for banner in banners if banner[1]]

@@ -18,7 +18,7 @@ from orchestrator.analysis.summary import summarize
 from orchestrator.analysis.timeline import timeline_of
 from orchestrator.core.job import MAX, Accelerator, State
 from orchestrator.core.measurement import Measurement
-from orchestrator.core.plan import SEARCH_ENDED
+from orchestrator.core.plan import LOST, SEARCH_ENDED
 from orchestrator.report import wording
 from orchestrator.report.interactive import cards_figure
 from orchestrator.report.svg import nice_top
@@ -172,6 +172,19 @@ def test_emulated_and_real_rows_are_kept_apart() -> None:
     assert [table.setting.emulated for table in summary.tables] == [True, False]
     assert "emulated on AMD EPYC 9B14" in summary.tables[0].title
     assert summary.banners[0].name == "Emulated cards" and summary.banners[0].count == 1
+
+
+def test_a_banner_never_counts_more_rows_than_there_are() -> None:
+    """A worker may name random weights before its attempt fails; that row has no figures."""
+    night = Night()
+    for size, state in ((1, State.SUCCEEDED), (2, State.SUCCEEDED), (4, State.FAILED)):
+        night.add(a_job(batch_size=size), state)
+    night.rows[1] = replace(night.rows[1], random_weights=False)
+    failed = replace(night.rows[2], random_weights=True, details={LOST: "it fell off the bus"})
+    banners = {one.name: one for one in summarize([*night.rows[:2], failed]).banners}
+    shown = {name: (banners[name].count, banners[name].of) for name in banners}
+    assert (shown["Random weights"], shown["Lost cards"]) == ((1, 2), (1, 3))
+    assert "Random weights" not in {one.name for one in summarize([failed]).banners}
 
 
 def test_a_row_that_never_ran_joins_the_table_of_the_only_device() -> None:
