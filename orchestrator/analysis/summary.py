@@ -166,6 +166,8 @@ def progress(status: RunStatus, silent_s: float) -> str:
         )
     if status.running:
         words.append(f"{status.running:,} running")
+    if status.waiting:
+        words.append(f"waiting: {status.waiting}")
     if status.stopping:
         words.append(f"stopping: {status.stopping}")
     elif status.eta_s and status.eta_low_s is not None and status.eta_high_s is not None:

@@ -46,6 +46,11 @@ from orchestrator.store.store import Store
             "Under way: 17 of 48 jobs done, 1 running, stopping: SIGTERM received.",
         ),
         (
+            {"waiting": "other (on h) has the cards", "cards": (), "eta_s": None},
+            1,
+            "Under way: 17 of 48 jobs done, waiting: other (on h) has the cards.",
+        ),
+        (
             {},
             3600,
             "Not finished: 17 of 48 jobs done. The driver has been silent for 1 h 00 min, since "
