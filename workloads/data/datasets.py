@@ -145,7 +145,12 @@ def _looked_at(entry: Dataset, reading: Reading, _changed_at_ns: int, shaped: bo
     assert entry.path is not None
     found = records(entry.path, reading.split)
     if not shaped:  # columns are named elsewhere: the first record will do
-        first = next(found, None)
+        try:
+            first = next(found, None)
+        except BadConfiguration:
+            if entry.kind != "directory":
+                raise
+            return entry  # so may be its split
         if first is None:
             raise _no_examples(entry.name)
         record = first[1]

@@ -41,6 +41,8 @@ COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 ADVERTISEGEN_FILES = ("train.json", "dev.json")
 #: What tools write beside data: datasets' save_to_disk, and downloads from the hub.
 _BESIDE_DATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
+#: What their ``map`` caches there.
+_CACHED = re.compile(r"cache-[0-9a-f]{8,}.*\.arrow")
 _SPLITS = {
     "train": "train",
     "training": "train",
@@ -87,10 +89,11 @@ def data_files(directory: Path, split: str = "train") -> list[Path]:
 
     Hidden files and those that tools leave beside data are none; if the directory itself has no
     data file, directories below it are looked into. Raises DataMissing without a data file, and
-    BadConfiguration without such a split, or for files of several kinds or datasets.
+    BadConfiguration without such a split, for files of several kinds or datasets, and where train
+    is wanted and only others are named by splits.
     """
     merged = [directory / n for n in ADVERTISEGEN_FILES if (directory / n).is_file()]
-    if merged and split == "train":
+    if merged and split == "train" and all(map(_advertisegen, merged)):
         return merged
     there = _nearest(directory)
     if not there:
@@ -105,6 +108,13 @@ def data_files(directory: Path, split: str = "train") -> list[Path]:
         if name := next((_SPLITS[word] for word in words if word in _SPLITS), ""):
             by_split.setdefault(name, []).append(file)
     wanted = _SPLITS.get(split, split)
+    named = sum(map(len, by_split.values()))
+    if wanted == "train" and wanted not in by_split and 0 < named < len(there):
+        names = ", ".join(file.name for file in there[:5])
+        raise BadConfiguration(
+            f"dataset directory {directory} has files with and without a split in their names "
+            f"({names}); name one of them"
+        )
     if wanted == "train" and len(by_split) == 1:
         wanted = next(iter(by_split))
     if by_split and wanted not in by_split:
@@ -131,6 +141,12 @@ def data_files(directory: Path, split: str = "train") -> list[Path]:
     return chosen
 
 
+def _advertisegen(file: Path) -> bool:
+    """Tell AdvertiseGen's files by the columns of the first record; others use its names, too."""
+    _, record = next(_records(file), ("", None))
+    return record is None or (isinstance(record, dict) and {"content", "summary"} <= record.keys())
+
+
 def _nearest(directory: Path) -> list[Path]:
     """The data files of a directory, or of those below it at the least depth that has any."""
     level = [directory]
@@ -141,6 +157,8 @@ def _nearest(directory: Path) -> list[Path]:
             with os.scandir(parent) as entries:
                 for entry in entries:
                     if entry.name.startswith((".", "_")) or entry.name in _BESIDE_DATA:
+                        continue
+                    if _CACHED.fullmatch(entry.name):
                         continue
                     path = Path(entry.path)
                     if entry.is_dir():

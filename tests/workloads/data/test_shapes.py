@@ -284,14 +284,46 @@ def test_a_split_of_a_directory_is_chosen(tmp_path: Path, nested: bool) -> None:
         find_dataset(str(tmp_path), Reading(split="x"))
 
 
+def test_a_directory_may_lack_the_usual_split(tmp_path: Path) -> None:
+    """A grid is looked through before it says which split its jobs read."""
+    for name in ("test", "validation"):
+        lines(tmp_path / f"{name}.jsonl", {"text": name})
+    assert find_dataset(str(tmp_path)).kind == "directory"
+    (example,) = load_examples(str(tmp_path), Reading(split="test"))
+    assert example.content == "test"
+    with pytest.raises(BadConfiguration, match="no split 'train'; write split: test or val"):
+        find_dataset(str(tmp_path), Reading())
+
+
+def test_train_is_not_read_from_test_files_beside_others(tmp_path: Path) -> None:
+    for name in ("alpaca", "alpaca_test"):
+        lines(tmp_path / f"{name}.jsonl", {"text": name})
+    with pytest.raises(BadConfiguration, match=r"with and without a split in .*; name one of them"):
+        find_dataset(str(tmp_path), Reading())
+    (example,) = load_examples(str(tmp_path), Reading(split="test"))
+    assert example.content == "alpaca_test"
+
+
+@pytest.mark.parametrize(
+    ("record", "read"), [({"text": "x"}, 1), ({"content": "x", "summary": "y"}, 2)]
+)
+def test_train_is_merged_with_dev_in_advertisegen_only(tmp_path, record, read) -> None:
+    for name in ("train", "dev", "test"):
+        lines(tmp_path / f"{name}.json", record)
+    assert len(load_examples(str(tmp_path))) == read
+
+
 def test_what_save_to_disk_leaves_is_read(tmp_path: Path) -> None:
-    from datasets import Dataset, DatasetDict
+    from datasets import Dataset, DatasetDict, load_from_disk
 
     made = {name: Dataset.from_list([{"text": name}]) for name in ("train", "test")}
     DatasetDict(made).save_to_disk(tmp_path / "both")
     made["test"].save_to_disk(tmp_path / "one")
     assert load_examples(str(tmp_path / "both"))[0].content == "train"
     assert load_examples(str(tmp_path / "one"))[0].content == "test"
+    mapped = load_from_disk(str(tmp_path / "one")).map(lambda record: {"more": record["text"]})
+    assert mapped.cache_files and list((tmp_path / "one").glob("cache-*.arrow"))
+    assert len(load_examples(str(tmp_path / "one"))) == 1
 
 
 @pytest.mark.parametrize("ending", ["gz", "bz2", "xz", "zst"])
