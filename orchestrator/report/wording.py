@@ -106,7 +106,8 @@ def open_question(ranking: Ranking, name: Callable[[Measurement], str]) -> str:
         else:
             names = units.listed([name(row) for row in rivals])
             why = f"it shared the processors with other processes, and {names} may be as fast"
-        return f"{why}; to settle it, measure {jobs} again: nightgrid run --retry-flagged"
+        command = f"nightgrid run --resume --run {best.run} --retry-flagged"
+        return f"{why}; to settle it, measure {jobs} again: {command}"
     if ranking.verdict is Verdict.NOT_KNOWN:
         single = [row for row in (best, *rivals) if row.metrics.throughput_low is None]
         unknown = units.listed(["it" if row is best else name(row) for row in single], 3)
@@ -364,8 +365,7 @@ def _no_order(sides: Sequence[str], known: Sequence[tuple[Ratio, int]]) -> str:
     names, ratios = f"{', '.join(sides[:-1])} and {sides[-1]}", [ratio for ratio, _ in known]
     why = ""
     if any(ratio.side for ratio in ratios):
-        why = "rows shared the processors with other processes; measure them again: nightgrid run "
-        why += "--retry-flagged"
+        why = "rows shared the processors with other processes; --retry-flagged measures them again"
     elif any(ratio.low is None for ratio in ratios):
         why = "too few repeats for an interval; min_repeats: 2 or more may settle it"
     if why:

@@ -236,7 +236,7 @@ def test_contended_rows_give_a_provisional_answer_with_what_settles_it() -> None
     assert answers(summarize(rows)) == (
         "b=2 or b=1 is the provisional best on Gaudi2, the first with at least 11.00 tokens/s: b=1 "
         "shared the processors with other processes and may be faster; to settle it, measure these "
-        "2 jobs again: nightgrid run --retry-flagged.",
+        "2 jobs again: nightgrid run --resume --run smoke --retry-flagged.",
     )
     only_best = answers(summarize([replace(rows[1], **facts), measured(10.5, batch_size=4)]))
     assert "it shared the processors with other processes, and b=4 may be as fast" in only_best[0]
