@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 import os
 import secrets
 import tempfile
@@ -50,6 +51,8 @@ from workloads.util.processes import make_owned_directory
 _LEAST_REQUESTS = 50  # of a window, so that its p90 is known
 _REQUESTS_PER_USER = 10
 _SHORTEST_WINDOW_S = 5.0
+_DRAIN_S = 30.0  # least wait for requests in flight when a window's time is up
+_DRAIN_FACTOR = 2.0  # times the longest request of the load, if that is more
 _COUNTERS_EVERY_S = 2.0
 _CORES_FOR_PINNING = 4  # fewer are shared by server and client
 
@@ -240,6 +243,7 @@ class Windows:
     figures: dict[int, dict[str, float]] = field(default_factory=dict)
     counters: dict[int, dict[str, float]] = field(default_factory=dict)
     timed_until: float | None = None
+    longest_s: float = 0.0  # request that ended
 
     def run(self, repeat: int, _: int) -> Callable[[], Observation]:
         """Drive one window; see ``bench.measure.RunBatch``."""
@@ -262,6 +266,10 @@ class Windows:
             limit_s = max(self.timed_until - now, _SHORTEST_WINDOW_S)
         schedule = self.load.schedule(count, seed=repeat)
         table, self.counters[repeat] = self._drive(schedule, limit_s)
+        if not table["error"].null_count:
+            return lambda: Observation(items=0)
+        whole = pc.subtract(table["ended_s"], table["sent_s"]).drop_null().to_pylist()
+        self.longest_s = max([self.longest_s, *whole])
         if warmup:
             took = pc.subtract(table["first_s"], table["sent_s"]).drop_null().to_pylist()
             known = self.resident.known
@@ -272,9 +280,11 @@ class Windows:
     def _drive(self, schedule: loads.Schedule, limit_s: float) -> tuple[pa.Table, dict[str, float]]:
         """Run the client; return its table and the servers' counters. Raises ServerSilent or what
         ``Server.check`` does if a server fails, and with the first error if no request was
-        answered."""
+        answered, unless timed windows were measured before its time was up."""
         servers = self.load.serving.servers
         longest = self.resident.known.get("longest_first_token_s", 0.0)
+        if not self.load.parameters.stream:
+            longest = self.longest_s or math.inf  # nothing is heard of a request before its end
         silence_s = max(processes.SILENCE_S, processes.SILENCE_FACTOR * longest)
         counters = _Counters(servers, self.context.clock)
 
@@ -286,7 +296,11 @@ class Windows:
         table = run_process(
             self.load.target(),
             schedule,
-            Limits(send_s=limit_s, drain_s=30.0, silence_s=silence_s),
+            Limits(
+                send_s=limit_s,
+                drain_s=max(_DRAIN_S, _DRAIN_FACTOR * self.longest_s),
+                silence_s=silence_s,
+            ),
             self.directory,
             cores=client_cores(self.cards),
             on_progress=on_progress,
@@ -303,7 +317,9 @@ class Windows:
                 f"waited; it was ended. Its stderr: {quoted or 'empty'}"
             )
         errors = table["error"].to_pylist()
-        if all(errors):
+        timed = any(repeat >= self.request.measure.warmup for repeat in self.tables)
+        cancelled = all(error and error.startswith(statistics.CANCELLED) for error in errors)
+        if all(errors) and not (timed and cancelled):
             text = f"no request was answered; the first error: {errors[0] if errors else 'none'}"
             refused = bool(errors) and all(error.startswith("refused") for error in errors)
             raise BadConfiguration(text) if refused else RuntimeError(text)
@@ -492,8 +508,14 @@ def run(request: Request, context: JobContext) -> Result:
     finally:
         directory.remove()
     source = serving.source
+    samples = measured.samples
+    if serving.servers:  # a window without a table was cut by the time limit
+        samples = tuple(
+            dataclasses.replace(one, complete=one.complete and one.repeat in windows.tables)
+            for one in samples
+        )
     return Result(
-        samples=measured.samples,
+        samples=samples,
         stop_reason=measured.stop_reason,
         **measured.warmup,
         load_s=load_s,

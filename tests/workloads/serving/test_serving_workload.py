@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from workloads.registry import find_workload
 from workloads.rules import refusals
 from workloads.serving import run as serving_run
 from workloads.serving import servers
-from workloads.serving.client import drive
+from workloads.serving.client import COLUMNS, Limits, drive
 from workloads.serving.run import Load, combined, pooled_table, run
 from workloads.serving.statistics import parse_slo
 from workloads.serving.workload import ServingParameters
@@ -132,6 +133,58 @@ def test_conversations_of_many_turns_keep_every_user_in_flight(oracle: OracleSer
     assert oracle.most_in_flight == 4
     # The first token, and two conversations for each user.
     assert len(oracle.bodies) == 1 + 2 * 4 * 20
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, *took_s: float | None) -> list[Limits]:
+    """Windows whose requests take so long each, or (None) are cut by the window's end; returns the
+    limits of those that were driven."""
+    driven: list[Limits] = []
+
+    def run_process(_: Any, plan: Any, limits: Limits, *__: Any, **___: Any) -> pa.Table:
+        end = took_s[len(driven)]
+        driven.append(limits)
+        row = {"worker": 0, "sent_s": 0.0, "first_s": None, "token_s": [], "tokens_per_event": []}
+        row |= {"ended_s": end, "input_tokens": 6, "output_tokens": 4, "status": 200, "server": 0}
+        row["error"] = None if end else "cancelled: time"
+        rows = [row | {"index": index} for index in range(len(plan.requests))]
+        summary = {"wall_s": 1.0, "cpu_s": 0.1, "lag_p90_s": 0.0, "late_p90_s": None}
+        summary["stopped"] = "complete" if end else "time"
+        metadata = {"summary": json.dumps(summary)}
+        return pa.Table.from_pylist(rows, COLUMNS).replace_schema_metadata(metadata)
+
+    monkeypatch.setattr(serving_run, "run_process", run_process)
+    return driven
+
+
+THRICE = MeasureSettings(warmup=0, min_repeats=3, max_repeats=3, time_limit_s=60)
+
+
+def test_long_requests_may_end_after_the_time_to_send(
+    oracle: OracleServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven = scripted(monkeypatch, 10.0, 100.0, 100.0)
+    run(job(measure=THRICE), Worker().context())
+    assert [limits.drain_s for limits in driven] == [30, 30, 200]
+
+
+def test_without_streaming_a_server_is_silent_until_an_answer_ends(
+    oracle: OracleServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven = scripted(monkeypatch, 10.0, 100.0, 100.0)
+    run(job(measure=THRICE, stream=False), Worker().context())
+    assert [limits.silence_s for limits in driven] == [math.inf, 60, 500]
+
+
+def test_a_window_that_the_time_limit_cut_leaves_those_before_it(
+    oracle: OracleServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted(monkeypatch, 1.0, 1.0, None)
+    result = run(job(measure=THRICE), Worker().context())
+    assert [sample.complete for sample in result.samples] == [True, True, False]
+    assert result.metrics["requests_measured"] == 16
+    scripted(monkeypatch, None)
+    with pytest.raises(RuntimeError, match="no request was answered"):
+        run(job(measure=THRICE), Worker().context())
 
 
 def of_random_tokens(**settings: Any) -> Load:
