@@ -162,7 +162,7 @@ class Head:
 
 
 #: The largest of what a workstation does without (requirements-client.txt).
-ABSENT = "torch, ray, transformers, datasets, pyarrow, safetensors, jinja2, sentencepiece"
+ABSENT = "torch, ray, transformers, datasets, pyarrow, safetensors, tokenizers, sentencepiece"
 
 
 def workstation(head: Head, directory: Path) -> dict[str, str]:

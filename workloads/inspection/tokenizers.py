@@ -47,9 +47,9 @@ def fast_tokenizer(directory: Path) -> Any:
 
     The file may tell to cut and pad texts, as its last user did; jobs and this one do neither.
     """
-    from tokenizers import Tokenizer
-
     try:
+        from tokenizers import Tokenizer  # a workstation that only plans and submits lacks it
+
         tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     except Exception:  # the library raises no other class
         return None

@@ -16,6 +16,7 @@ import checkpoint_cases as cases
 import pytest
 import torch
 from checkpoint_cases import CONFIG, GENERATION, SETTINGS, TEMPLATE, TOKENIZER, WEIGHTS, Change
+from command_line import ROOT, started
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -268,6 +269,28 @@ def test_a_template_that_loops_is_ended_and_named(good, tmp_path, monkeypatch) -
     said = words(cases.copied(good, tmp_path / "loops", cases.written(TEMPLATE, LOOP)))
     # On a busy host the limit of time comes before that of CPU time.
     assert re.search("the chat template in .* more than (2 s of CPU time|12 s)", said)
+
+
+@pytest.mark.slow
+def test_a_workstation_plans_with_the_packages_of_its_requirements(good, tmp_path) -> None:
+    """A chat template, and a shipped grid that pretrains, whose corpus a tokenizer counts."""
+    client = (ROOT / "requirements-client.txt").read_text().lower()
+    project = (ROOT / "pyproject.toml").read_text().partition("\ndependencies = [")[2]
+    names = re.findall(r'^    "(\w+)', project.partition("\n]")[0], re.MULTILINE)
+    absent = {"tokenizers", "huggingface_hub"}  # come with others
+    absent |= {name for name in names if not re.search(f"^{name.lower()}>", client, re.MULTILINE)}
+    assert {"torch", "ray", "transformers", "pyarrow"} < absent
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import sys\nsys.modules.update(dict.fromkeys({sorted(absent)}))\n"
+    )
+    own = tmp_path / "own.yaml"
+    settings = f"name: a, workload: text-generation, model: {good}, dataset: english-prompts"
+    settings += ", accelerator: CPU, output_tokens: 4"
+    own.write_text(f"name: own\nexperiments:\n- {{{settings}}}\n")
+    for grid, emulated in ((own, "1x1:CPU"), (ROOT / "grids/gaudi2-vs-a100.yaml", "1x8:HPU")):
+        process = started("plan", str(grid), "--emulate", emulated, cwd=tmp_path)
+        printed, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, printed
 
 
 def test_positions_are_those_of_vllm() -> None:
