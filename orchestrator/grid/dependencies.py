@@ -22,7 +22,7 @@ from orchestrator.core.settings import FIELDS
 from orchestrator.grid.vocabulary import foreign_spelling
 from workloads import registry
 from workloads.engines import ENGINES, default_engine
-from workloads.models.products import Saving
+from workloads.models.products import Saving, product_root
 from workloads.settings import Declaration, declarations
 from workloads.util.contents import FILES
 
@@ -278,15 +278,19 @@ def problems_of_needs(grid: Grid, missing: Callable[[str, str], str]) -> list[Pr
         if (job.experiment, thing) in problems:
             continue
         kind, wanted = thing
-        if thing not in saved and (setting in FIELDS or not missing(*thing)):
+        reason = "" if thing in saved or setting in FIELDS else missing(*thing)
+        if thing not in saved and not reason:
             continue  # fields were looked at when they were read
         if thing not in saved:
             names = [name for other, name in saved if other == kind]
             close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
             message = f"no job of this grid saves {kind} {wanted!r}, and there is none"
             hint = f"did you mean {close[0]!r}?" if close else _how_to_save(kind, wanted)
+            places = (product_root(kind) / wanted, Path(wanted))
             if foreign := foreign_spelling(kind, wanted, Path(grid.file).parent):
                 message, hint = foreign, ""
+            elif any(place.is_dir() for place in places):
+                message, hint = reason, ""  # it is there, and cannot be used
         elif len(saved.get(thing, ())) > 1:
             message = f"{len(saved[thing])} jobs of this grid save {kind} {wanted!r}"
             hint = "each would replace the other's; let one job save it, or give each a name"

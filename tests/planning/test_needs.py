@@ -3,9 +3,10 @@ that the plan adds; refused where they cannot be met, scheduled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from core_cases import a_past_row
@@ -214,11 +215,46 @@ def test_an_adapter_that_exists_needs_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NIGHTGRID_ADAPTERS", str(tmp_path))
-    (tmp_path / "earlier").mkdir()
-    (tmp_path / "earlier" / "adapter_config.json").write_text("{}")
+    write_adapter(tmp_path / "earlier")
     grid = load_grid(grid_file(tmp_path, wanted="earlier"))
     user, _ = make_plan(grid, parse_emulation("1x8", grid.accelerators()), []).jobs
     assert user.needs == () and user.action is Action.RUN
+
+
+def write_adapter(directory: Path, config: str = "{}", weights: bytes = b"") -> None:
+    directory.mkdir(parents=True)
+    (directory / "adapter_config.json").write_text(config)
+    one = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
+    whole = len(one).to_bytes(8, "little") + one + b"1"
+    (directory / "adapter_model.safetensors").write_bytes(weights or whole)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"config": '{"r": 4,'}, "adapter_config.json cannot be read as JSON"),
+        ({"config": '{"peft_type": "PREFIX_TUNING"}'}, "a PREFIX_TUNING adapter"),
+        ({"weights": b"version https://git-lfs.github.com/spec/v1"}, "a Git LFS pointer"),
+        ({"weights": bytes([99]) + bytes(7) + b"{"}, "header would be 99 bytes"),
+        ({}, "has no adapter_model.safetensors"),
+        ({}, "has no adapter_config.json, so it is not"),
+    ],
+)
+@pytest.mark.parametrize("by_name", [True, False])
+def test_an_adapter_that_cannot_be_read_is_refused_with_the_reason(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: Mapping[str, Any],
+    says: str,
+    by_name: bool,
+) -> None:
+    monkeypatch.setenv("NIGHTGRID_ADAPTERS", str(tmp_path / "adapters"))
+    write_adapter(directory := tmp_path / "adapters" / "earlier", **changes)
+    if not changes:
+        next(file for file in directory.iterdir() if file.name in says).unlink()
+    with pytest.raises(GridError, match=says) as refused:
+        load_grid(grid_file(tmp_path, wanted="earlier" if by_name else str(directory)))
+    assert "there is none" not in str(refused.value)
 
 
 def test_what_needs_a_failed_job_ends_with_that_reason() -> None:

@@ -14,6 +14,7 @@ the original layout splits the fused layer (``split_fused``): every engine train
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,23 +22,48 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from workloads.base import BadConfiguration, DataMissing, Unsupported
-from workloads.inspection.checkpoints import refuse_odd_files
+from workloads.inspection.checkpoints import read_object, refuse_odd_files
+from workloads.inspection.headers import OldFormat, read_header
 from workloads.models.products import no_product, product_root, save_product
 
 if TYPE_CHECKING:
     import torch
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_BINARY = "adapter_model.bin"
+#: peft's kinds that put trained tokens before a prompt, for which a model must be wrapped.
+_PROMPTS = frozenset(
+    ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT", "CARTRIDGE")
+)
 
 
 def find_adapter(name: str) -> Path:
-    """Return an adapter's directory by name or path; DataMissing if none is readable."""
-    root = product_root("adapter")
-    for directory in (root / name, Path(name).expanduser()):
+    """Return an adapter's directory by name or path; DataMissing if none is readable, Unsupported
+    for a kind that does not change a model's layers."""
+    places = (product_root("adapter") / name, Path(name).expanduser())
+    for directory in places:
         if (directory / CONFIG).is_file():
             refuse_odd_files(directory, directory.stat().st_mtime_ns)
+            kind = (read_object(directory / CONFIG) or {}).get("peft_type")
+            if kind in _PROMPTS:
+                raise Unsupported(
+                    f"{directory} holds a {kind} adapter: a prompt, which changes no layer"
+                )
+            with contextlib.suppress(OldFormat):  # which torch reads
+                read_header(_weights(directory))
             return directory
+    for directory in places:
+        if directory.is_dir():
+            raise DataMissing(f"{directory} has no {CONFIG}, so it is not an adapter's directory")
     raise no_product("adapter", name, CONFIG)
+
+
+def _weights(directory: Path) -> Path:
+    """Return an adapter's weight file; raises DataMissing."""
+    for file in (directory / WEIGHTS, directory / _BINARY):
+        if file.is_file():
+            return file
+    raise DataMissing(f"{directory} has no {WEIGHTS}")
 
 
 def save_adapter(model: Any, name: str, origin: Mapping[str, Any]) -> Path:
@@ -148,22 +174,22 @@ def attach(model: Any, name: str) -> str:
             f"place and {len(missing)} places get none (e.g. {example})"
         )
     model.eval()
-    targets = ", ".join(sorted(config.target_modules or ()))
-    return f"{name}: {str(config.peft_type).rsplit('.', 1)[-1]}, rank {config.r}, on {targets}"
+    named = getattr(config, "target_modules", None) or ()
+    targets = named if isinstance(named, str) else ", ".join(sorted(named))
+    rank = f", rank {config.r}" if hasattr(config, "r") else ""  # IA3, for one, has none
+    return f"{name}: {str(config.peft_type).rsplit('.', 1)[-1]}{rank}, on {targets}"
 
 
 def read_state(directory: Path) -> dict[str, Any]:
     """Read an adapter's tensors by peft's names; DataMissing without a weight file."""
     from safetensors.torch import load_file
 
-    if (directory / WEIGHTS).is_file():
-        return dict(load_file(directory / WEIGHTS))
-    binary = directory / "adapter_model.bin"
-    if not binary.is_file():
-        raise DataMissing(f"{directory} has no {WEIGHTS}")
+    weights = _weights(directory)
+    if weights.name == WEIGHTS:
+        return dict(load_file(weights))
     import torch
 
-    return dict(torch.load(binary, weights_only=True, map_location="cpu"))
+    return dict(torch.load(weights, weights_only=True, map_location="cpu"))
 
 
 #: A ``peft.LoraConfig``, and tensors by peft's names.

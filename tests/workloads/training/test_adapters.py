@@ -91,6 +91,24 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path, small: str) -> N
         saved_adapters.attach(model, str(directory))
 
 
+def test_an_adapter_without_a_rank_is_attached(tmp_path: Path) -> None:
+    from peft import IA3Config
+
+    model, _, _ = _converted(tmp_path)
+    plain = _logits(model)
+    trained = get_peft_model(model, IA3Config(target_modules=["o_proj"], feedforward_modules=[]))
+    for name, tensor in trained.named_parameters():
+        if "ia3" in name:
+            tensor.data.fill_(2.0)
+    trained.save_pretrained(tmp_path / "adapter")
+    expected = _logits(trained)
+    model = trained.unload()
+    torch.testing.assert_close(_logits(model), plain)
+    described = saved_adapters.attach(model, str(tmp_path / "adapter"))
+    assert described.endswith("adapter: IA3, on o_proj")
+    torch.testing.assert_close(_logits(model), expected)
+
+
 def _converted(directory: Path) -> tuple[Any, dict[str, torch.Tensor], tuple[int, int, int]]:
     from transformers import AutoModelForCausalLM
 
