@@ -130,16 +130,23 @@ def read_runs(
     results: Path, runs: Sequence[str] = (), *, raw: bool = True
 ) -> tuple[pa.Table, tuple[str, ...]]:
     """Return all rows of the runs (default: all) and the unreadable files. Without ``raw``, raw
-    columns are empty, which is much faster. Raise StoreError if runs are missing or unreadable."""
+    columns are empty, which is much faster. `run` is a run's name here, also in rows of a copy.
+    Raise StoreError if runs are missing or unreadable."""
     import pyarrow as pa
 
     names = list(runs) or sorted(existing_runs(results))
     tables = [schema().empty_table()]
     damaged: list[str] = []
     for name in names:
-        look = read_rows(find_run(name, results).tables_path, column_names(raw=raw))
+        store = find_run(name, results)
+        look = read_rows(store.tables_path, column_names(raw=raw))
         damaged += map(str, look.damaged)
-        tables.append(look.table())
+        table = look.table()
+        # The rows of a copy (`fetch --as`) have the name that the run had where they were measured.
+        at = table.schema.get_field_index("run")
+        field = table.schema.field(at)
+        names_here = pa.array([store.run] * table.num_rows, field.type)
+        tables.append(table.set_column(at, field, names_here))
     return pa.concat_tables(tables, promote_options="default"), tuple(damaged)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +56,18 @@ def test_rows_of_all_runs_are_counted(query: Queries) -> None:
     sql = "select run, count(*) as n from rows group by run order by run"
     assert query(sql) == [{"run": "one", "n": 4}, {"run": "two", "n": 2}]
     assert query(sql, "--run", "two") == [{"run": "two", "n": 2}]
+
+
+def test_a_copy_of_a_run_is_a_run_of_the_name_that_it_has_here(
+    query: Queries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``nightgrid fetch one --as monday``."""
+    for name, source in (("one", "one"), ("monday", "one")):
+        shutil.copytree(query.results / source, tmp_path / name)
+    query.results = tmp_path
+    sql = "select run, count(*) as n from jobs group by run order by run"
+    assert query(sql) == [{"run": "monday", "n": 3}, {"run": "one", "n": 3}]
+    assert query(sql, "--run", "monday") == [{"run": "monday", "n": 3}]
 
 
 def test_jobs_are_the_newest_final_rows(query: Queries, monkeypatch: pytest.MonkeyPatch) -> None:
