@@ -48,7 +48,7 @@ class Stage(nn.Module):
 def stages_of(training: Training, count: int) -> list[Stage]:
     """Split the model into so many stages, which share its layers."""
     model = training.base_model
-    inner = getattr(model, model.base_model_prefix, None)
+    inner: Any = getattr(model, model.base_model_prefix, None)
     layers = getattr(inner, "layers", None)
     if not (isinstance(layers, nn.ModuleList) and hasattr(inner, "embed_tokens")):
         raise Unsupported(f"this version has no stages of a {type(model).__name__}")
