@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from workloads.base import (
+    OTHER_OUTPUTS,
     BadConfiguration,
     JobContext,
     Request,
@@ -54,6 +55,7 @@ _SHORTEST_WINDOW_S = 5.0
 _DRAIN_S = 30.0  # least wait for requests in flight when a window's time is up
 _DRAIN_FACTOR = 2.0  # times the longest request of the load, if that is more
 _COUNTERS_EVERY_S = 2.0
+_SHORT = 0.99  # of the tokens asked for: answers below it were ended by the server
 _CORES_FOR_PINNING = 4  # fewer are shared by server and client
 
 
@@ -468,6 +470,16 @@ class _Counters:
 # ---------------------------------------------------------------- the workload
 
 
+def _short_answers(parameters: ServingParameters, figures: Mapping[str, float]) -> dict[str, str]:
+    """The detail of a row whose answers end before the length that was asked for exactly."""
+    asked = loads.parse_lengths(parameters.output_tokens)
+    mean = figures.get("output_tokens_mean", asked.first)
+    exact = parameters.ignore_eos and asked.kind == "fixed" and not parameters.trace
+    if not exact or mean >= _SHORT * asked.first:
+        return {}
+    return {OTHER_OUTPUTS: f"ignore_eos asked for {asked.first:g} tokens; answers have {mean:.1f}"}
+
+
 def run(request: Request, context: JobContext) -> Result:
     """Measure a load on a served model; see ``workloads.base.Workload``."""
     parameters = ServingParameters.model_validate(dict(request.parameters))
@@ -508,6 +520,7 @@ def run(request: Request, context: JobContext) -> Result:
     finally:
         directory.remove()
     source = serving.source
+    figures = windows.result_figures(measured) if serving.servers else {}
     samples = measured.samples
     if serving.servers:  # a window without a table was cut by the time limit
         samples = tuple(
@@ -522,10 +535,11 @@ def run(request: Request, context: JobContext) -> Result:
         baseline_host_memory_bytes=resident.baseline_host_memory_bytes,
         random_weights=source is not None and source.random_weights,
         synthetic_data=dataset.synthetic if dataset is not None else not parameters.trace,
-        metrics=windows.result_figures(measured) if serving.servers else {},
+        metrics=figures,
         details={
             **(dataset.details if dataset is not None else {}),
             **({"servers": str(len(serving.servers))} if serving.servers else {}),
+            **_short_answers(parameters, figures),
             "client_cores": " ".join(map(str, client_cores(cards))) or "not pinned",
         },
         requests=windows.request_table(measured) if serving.servers else None,

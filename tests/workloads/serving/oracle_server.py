@@ -27,6 +27,7 @@ class OracleServer:
         self.tokens_per_event = tokens_per_event
         self.token_ids = False
         self.usage_in_events = False
+        self.ends_at: int | None = None  # tokens at which every answer ends, whatever is asked
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.in_flight = self.most_in_flight = 0
@@ -75,7 +76,7 @@ class OracleServer:
         if fault in ("stuck", "late"):
             await asyncio.sleep(3600 if fault == "stuck" else 1)
         prompt = body.get("prompt") or body.get("messages") or ""
-        count = body["max_tokens"]
+        count = min(body["max_tokens"], self.ends_at or body["max_tokens"])
         usage = {"prompt_tokens": len(prompt), "completion_tokens": count}
         if not body.get("stream"):
             await _until(start + self.ttft_s + self.tpot_s * (count - 1))

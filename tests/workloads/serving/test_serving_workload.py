@@ -18,7 +18,7 @@ from generation_cases import ONCE, Worker, described, request
 from oracle_server import OracleServer, start
 from test_servers import faulty
 
-from workloads.base import MeasureSettings, Request, ServerSilent
+from workloads.base import OTHER_OUTPUTS, MeasureSettings, Request, ServerSilent
 from workloads.engines.base import ServerCommand
 from workloads.registry import find_workload
 from workloads.rules import refusals
@@ -133,6 +133,17 @@ def test_conversations_of_many_turns_keep_every_user_in_flight(oracle: OracleSer
     assert oracle.most_in_flight == 4
     # The first token, and two conversations for each user.
     assert len(oracle.bodies) == 1 + 2 * 4 * 20
+
+
+def test_answers_that_end_although_none_may_are_other_outputs(oracle: OracleServer) -> None:
+    """Not every server knows ``ignore_eos``; its figures would be of another work."""
+    asked = {"output_tokens": 20, "measure": ONCE}
+    worker = Worker()
+    assert OTHER_OUTPUTS not in run(job(**asked, ignore_eos=True), worker.context()).details
+    oracle.ends_at = 5
+    assert OTHER_OUTPUTS not in run(job(**asked), worker.context()).details
+    details = run(job(**asked, ignore_eos=True), worker.context()).details
+    assert details[OTHER_OUTPUTS] == "ignore_eos asked for 20 tokens; answers have 5.0"
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch, *took_s: float | None) -> list[Limits]:
