@@ -216,9 +216,9 @@ def run_plan(args: argparse.Namespace) -> int:
 
 def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
     """examples:
-      nightgrid predict grids/search.yaml                from its run, and all others on its devices
-      nightgrid predict grids/search.yaml --runs monday  from its run, and one other
-      nightgrid predict grids/search.yaml --runs         from its own run alone
+      nightgrid predict grids/smoke.yaml                from its run, and all others on its devices
+      nightgrid predict grids/smoke.yaml --runs monday  from its run, and one other
+      nightgrid predict grids/smoke.yaml --runs         from its own run alone
 
     Measured cells inform the others of their workload and kind of card. The table goes to
     predictions.parquet in the run's directory, if there is one, and to its report.

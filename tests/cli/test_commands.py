@@ -191,7 +191,9 @@ def test_help_has_examples_that_are_taken_and_codes_that_are_known(command: str)
     assert examples
     for example in examples:
         command_line = re.split(r" [|>] |  then ", example)[0]
-        assert parsed(shlex.split(command_line)[1:]).command in COMMANDS
+        words = shlex.split(command_line)
+        assert parsed(words[1:]).command in COMMANDS
+        assert all((ROOT / word).is_file() for word in words if word.startswith("grids/"))
     _, heading, listed = epilog.partition("exit codes:")
     codes = {int(code) for code in re.findall(r"(?:^|;)\s*(\d+)\s", listed, re.MULTILINE)}
     assert codes <= set(errors.MEANINGS) and bool(codes) == bool(heading)
