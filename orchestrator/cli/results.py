@@ -286,10 +286,17 @@ def run_compare(args: argparse.Namespace) -> int:
 def _nothing(comparison: RunComparison) -> str:
     """Reason why no pair of rows could be compared."""
     if comparison.refused:
-        keys = dict.fromkeys(d.key for r in comparison.refused for d in r.differences)
+        every = [one for pair in comparison.refused for one in pair.differences]
+        differ = dict.fromkeys(one.key for one in every if one.before != one.after)
+        same = dict.fromkeys(one.key for one in every if one.key not in differ)
+        why = [f"they differ in {', '.join(differ)}"] if differ else []
+        why += [f"both have {', '.join(same)} that forbid it"] if same else []
+        strict = {rule.key for rule in RULES if not rule.forgivable}
+        keys = {**differ, **same}
+        allow = "" if strict & keys.keys() else " ".join(f"--allow {key}" for key in keys)
         return (
             f"none of the {len(comparison.refused):,} jobs that both runs measured is comparable: "
-            f"they differ in {', '.join(keys)}"
+            f"{', and '.join(why)}{allow and f'; {allow} compares them nevertheless'}"
         )
     return (
         f"{comparison.before} and {comparison.after} have no job in common that both measured "

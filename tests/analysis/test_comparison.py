@@ -32,6 +32,7 @@ from orchestrator.analysis.selection import settings_of
 from orchestrator.core.job import Accelerator, State
 from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.store.store import Store
+from workloads.base import DIVERGED
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -279,6 +280,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "same": a_run(chance, 12),
         "slow": a_run(chance, 12, slower={3: 0.1}),
         "emulated": [replace(r, emulated=True) for r in a_run(chance, 12)],
+        "diverged": [replace(r, details={DIVERGED: "its loss"}) for r in a_run(chance, 2)],
         "other": [replace(measured(99, [1.0, 1.0]), job_id=job(model="x").job_id)],
     }
     for name, rows in runs.items():
@@ -317,7 +319,17 @@ def test_significant_changes_come_first_and_refused_rows_name_the_key(
     assert len(lines) == 12 and "-9." in lines[0]
     refused = nightgrid("compare", "a", "emulated", "--results", results, code=6)
     assert "emulated differs in 12 jobs: false → true" in refused.out
-    assert "they differ in emulated" in refused.err
+    assert "they differ in emulated" in refused.err and "--allow" not in refused.err
+
+
+def test_rows_that_are_flagged_in_both_runs_differ_in_nothing(
+    results: Path, nightgrid: Nightgrid
+) -> None:
+    both = nightgrid("compare", "diverged", "diverged", "--results", results, code=6)
+    assert "both have flags that forbid it; --allow flags compares them nevertheless" in both.err
+    nightgrid("compare", "diverged", "diverged", "--allow", "flags", "--results", results)
+    one = nightgrid("compare", "a", "diverged", "--results", results, code=6)
+    assert "they differ in flags; --allow flags compares" in one.err
 
 
 def test_json_of_a_comparison_of_runs_given_by_path(
