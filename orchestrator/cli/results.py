@@ -193,7 +193,11 @@ def _text(summary: Summary, form: str, path: Path, *, verbose: bool) -> str | It
     if form == "md":
         return to_markdown(summary)
     if form in OF_OTHERS:
-        return exchange.lines(summary.rows, form)
+        loads = list(exchange.lines(summary.rows, form))
+        if not loads:
+            why = "no row has a load of a served model, which alone this format holds"
+            output.say_aside(f"nightgrid report: {summary.run}: {why}")
+        return loads
     if form == "json":
         return map(visible_json, export.json_parts(summary))
     return export.to_vendor_csv(summary) if form == "vendor" else export.to_csv(summary)

@@ -8,6 +8,7 @@ from typing import Any
 
 import measurements
 import pytest
+from command_line import Nightgrid
 
 from orchestrator.analysis.hardware import parse_published
 from orchestrator.analysis.selection import settings_of
@@ -20,6 +21,7 @@ from orchestrator.report.figure_data import figure_csv
 from orchestrator.report.html import render
 from orchestrator.report.run_report import read_prices
 from orchestrator.report.text import to_markdown
+from orchestrator.store.store import Store
 
 
 def test_every_form_has_the_best_settings_and_the_points_of_served_models() -> None:
@@ -37,6 +39,16 @@ def test_every_form_has_the_best_settings_and_the_points_of_served_models() -> N
     table = figure_csv(summary)["served.csv"].splitlines()
     assert len(table) == 9 and "per_user" in table[0]
     assert len(list(exchange.lines(summary.rows, "vllm-bench"))) == 8
+
+
+@pytest.mark.parametrize("form", exchange.FORMATS)
+def test_a_run_without_served_models_has_no_lines_of_others_and_says_so(
+    form: str, nightgrid: Nightgrid, tmp_path: Path
+) -> None:
+    with Store(tmp_path, "plain") as store:
+        store.append(measurements.row(run="plain"))
+    printed = nightgrid("report", "plain", "--format", form, "--results", tmp_path)
+    assert not printed.out and "plain: no row has a load of a served model" in printed.err
 
 
 TABLE = """\
