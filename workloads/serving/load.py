@@ -1,4 +1,4 @@
-"""Loads of a server: which requests arrive, and when. Pure; everything random follows a seed.
+"""Loads of a server: which requests arrive, and when. Pure; randomness follows seed and salt.
 
 A *closed loop* keeps ``concurrency`` requests in flight: the next is sent when one has ended, so a
 slow server is asked less. An *open loop* sends at planned times whatever the server does, as users

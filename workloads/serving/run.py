@@ -268,7 +268,7 @@ class Windows:
             limit_s = max(self.timed_until - now, _SHORTEST_WINDOW_S)
         schedule = self.load.schedule(count, seed=repeat)
         table, self.counters[repeat] = self._drive(schedule, limit_s)
-        if not table["error"].null_count:
+        if not table["error"].null_count:  # its time was up; it is no sample of the rate
             return lambda: Observation(items=0)
         whole = pc.subtract(table["ended_s"], table["sent_s"]).drop_null().to_pylist()
         self.longest_s = max([self.longest_s, *whole])

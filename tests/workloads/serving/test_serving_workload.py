@@ -154,11 +154,16 @@ def scripted(monkeypatch: pytest.MonkeyPatch, *took_s: float | None) -> list[Lim
     def run_process(_: Any, plan: Any, limits: Limits, *__: Any, **___: Any) -> pa.Table:
         end = took_s[len(driven)]
         driven.append(limits)
-        row = {"worker": 0, "sent_s": 0.0, "first_s": None, "token_s": [], "tokens_per_event": []}
+        row: dict[str, Any] = {"worker": 0, "sent_s": 0.0, "token_s": [], "tokens_per_event": []}
         row |= {"ended_s": end, "input_tokens": 6, "output_tokens": 4, "status": 200, "server": 0}
         row["error"] = None if end else "cancelled: time"
         rows = [row | {"index": index} for index in range(len(plan.requests))]
-        summary = {"wall_s": 1.0, "cpu_s": 0.1, "lag_p90_s": 0.0, "late_p90_s": None}
+        summary: dict[str, Any] = {
+            "wall_s": 1.0,
+            "cpu_s": 0.1,
+            "lag_p90_s": 0.0,
+            "late_p90_s": None,
+        }
         summary["stopped"] = "complete" if end else "time"
         metadata = {"summary": json.dumps(summary)}
         return pa.Table.from_pylist(rows, COLUMNS).replace_schema_metadata(metadata)
