@@ -154,7 +154,9 @@ def _model_refusals(spec: WorkloadSpec, job: JobDescription) -> Iterator[Refusal
     if kind is None:
         return  # unknown: the job itself will look
     if task is None:
-        yield from look_refusals(job, "")
+        engine = ENGINES.get(job.engine)
+        own_loader = engine is not None and engine.own_loader
+        yield from look_refusals(job, "" if own_loader else spec.tasks[0])  # as by ``task_for``
         return
     if task.name in spec.tasks:
         yield from _task_refusals(spec, job, task, kind)

@@ -132,21 +132,53 @@ def _objection(error: WorkloadError) -> Objection:
     return error.objection if isinstance(error, UnusableFile) else Objection("", str(error))
 
 
+#: Names of a part's weights, or with .index.json of their shards, for which diffusers looks.
+_PART_WEIGHTS = (
+    "diffusion_pytorch_model.safetensors",
+    "model.safetensors",
+    "diffusion_pytorch_model.bin",
+    "pytorch_model.bin",
+)
+
+
 def _parts(place: Path) -> list[Objection]:
-    """Objections to the weight files of a pipeline's models, of the variant that is loaded."""
+    """Objections to a pipeline's parts: those that are missing, configurations that cannot be read,
+    and the weight files of the variant that is loaded."""
     found = []
+    for part, named in (read_object(place / checkpoints.PIPELINE_INDEX) or {}).items():
+        if part == "safety_checker" or not isinstance(named, list) or not all(named):
+            continue  # not loaded; a setting; left out by its makers
+        held = {file.name.removesuffix(".index.json") for file in (place / part).glob("*")}
+        if not held:
+            reason = f"{checkpoints.PIPELINE_INDEX} names it, and it is not there"
+            found.append(Objection(f"{part}/", reason, checkpoints.FETCH))
+        elif "config.json" in held and held.isdisjoint(_PART_WEIGHTS):
+            reason = "it has no weights under a name for which diffusers looks"
+            hint = "fetch those without a variant, such as fp16, in their names"
+            found.append(Objection(f"{part}/", reason, hint))
+    for file in sorted(place.glob("*/*config.json")):
+        try:
+            read_object(file)
+        except UnusableFile as error:
+            found.append(_of_part(file, error))
     for config in sorted(place.glob("*/config.json")):
-        for stem in ("diffusion_pytorch_model", "model"):
-            single = config.parent / f"{stem}.safetensors"
-            index = config.parent / f"{single.name}.index.json"
+        for name in _PART_WEIGHTS[:2]:
+            single = config.parent / name
+            index = config.parent / f"{name}.index.json"
             try:
-                shards = checkpoints.index_shards(index) if index.is_file() else [single.name]
-                listed = [config.parent / name for name in shards]
+                shards = checkpoints.index_shards(index) if index.is_file() else [name]
+                listed = [config.parent / shard for shard in shards]
                 if index.is_file() or single.is_file():
                     describe_tensors(listed)
             except WorkloadError as error:
-                found.append(_objection(error))
+                found.append(_of_part(single, error))
     return found
+
+
+def _of_part(file: Path, error: WorkloadError) -> Objection:
+    objection = _objection(error)
+    named = objection.file and f"{file.parent.name}/{objection.file}"
+    return objection._replace(file=named)
 
 
 def _texts(

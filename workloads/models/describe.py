@@ -242,9 +242,10 @@ def build_on_meta(config: Mapping[str, Any]) -> Any:
             with torch.device("meta"):
                 return builder.from_config(loaded)
         except Exception as error:  # arbitrary configs make the library raise anything
+            text = " ".join((str(error) or repr(error)).split())
             raise BadConfiguration(
                 f"transformers builds no {task.title.partition(' ')[2]} from this config "
-                f"({kind_of(config).architecture}): {(str(error) or repr(error)).splitlines()[0]}"
+                f"({kind_of(config).architecture}): {text:.300}"
             ) from error
 
 

@@ -137,7 +137,7 @@ def _reading(source: ModelSource, failure: str) -> Iterator[None]:
     except Exception as error:
         if refusal := remote_code_refusal(source.entry.name, error):
             raise refusal from error
-        text = (str(error) or repr(error)).splitlines()[0]
+        text = " ".join((str(error) or repr(error)).split())  # the reason may be on line two
         raise DataMissing(f"{failure}: {text:.300}") from error
 
 
@@ -283,7 +283,7 @@ _ODD = (LookupError, AttributeError, TypeError, ArithmeticError, AssertionError)
 
 
 def _unloadable(source: ModelSource, error: Exception) -> BadConfiguration:
-    text = (str(error) or "no reason").splitlines()[0]
+    text = " ".join((str(error) or "no reason").split())
     return BadConfiguration(
         f"transformers cannot load the model in {source.path} by its configurations: "
         f"{type(error).__name__}: {text:.300}"
@@ -337,7 +337,14 @@ def compare_without_values(directory: str, loader: str, new: Sequence[str]) -> t
     config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=False)
     tensors = describe_tensors(weight_files(Path(directory)))
     with torch.device("meta"):
-        chosen = type(getattr(transformers, loader).from_config(config, trust_remote_code=False))
+        try:
+            made = getattr(transformers, loader).from_config(config, trust_remote_code=False)
+        except ValueError as error:
+            if "Unrecognized configuration class" not in str(error):
+                raise
+            reason = f"transformers has no {loader} of the model type {config.model_type!r}"
+            return reason, "name a model of a type that it has"
+        chosen = type(made)
         state = {n: torch.empty(t.shape, dtype=torch.float16) for n, t in tensors.items()}
     options = {"config": config, "state_dict": state, "device_map": {"": "meta"}}
     model, report = chosen.from_pretrained(None, trust_remote_code=False, **_REPORTED, **options)

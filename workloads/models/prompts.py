@@ -193,9 +193,9 @@ def example_prompt(config: Mapping[str, Any], directory: Path | None) -> Prompt:
     except MemoryError:
         raise
     except Exception as error:  # of arbitrary files
-        why = (str(error) or repr(error)).splitlines()[0]
+        why = " ".join((str(error) or repr(error)).split())
         return Prompt(
-            layout="unknown", example="", note=f"its tokenizer cannot be read: {why:.200}"
+            layout="unknown", example="", note=f"its tokenizer cannot be read: {why:.300}"
         )
     kind = layout_of(tokenizer)
     text = "你好" if kind == "chatglm3" else "What is a card?"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from generation_cases import described
+from safetensors.torch import save_file
 
 from workloads.base import Refusal
 from workloads.engines.images import facts_of
@@ -33,9 +34,12 @@ FLUX = {
 
 
 def pipeline(directory: Path, index: dict[str, Any], **denoiser: Any) -> str:
-    (directory / "transformer").mkdir(parents=True)
+    directory.mkdir()
     (directory / "model_index.json").write_text(json.dumps(index))
-    (directory / "transformer" / "config.json").write_text(json.dumps(denoiser))
+    for part in index:
+        (directory / part).mkdir()
+        (directory / part / "config.json").write_text(json.dumps(denoiser))
+        save_file({}, directory / part / "model.safetensors")
     return str(directory)
 
 

@@ -6,8 +6,10 @@ import json
 import os
 import random
 import re
+import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 import torch
 from checkpoint_cases import CONFIG, GENERATION, SETTINGS, TEMPLATE, TOKENIZER, WEIGHTS, Change
 from command_line import ROOT, started
+from generation_cases import described
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -29,10 +32,13 @@ from workloads.inspection.weights import difference
 from workloads.models.catalog import find_model, positions_of
 from workloads.models.loading import (
     load_causal_model,
+    load_config,
     load_masked_model,
     load_tokenizer,
     open_model,
 )
+from workloads.registry import WORKLOADS
+from workloads.rules import refusals
 
 MANY = {str(n): {"content": f"<{n}>"} for n in range(200_001)}
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -324,6 +330,30 @@ def test_a_changed_part_of_a_pipeline_is_looked_at_again(good: Path, tmp_path: P
     assert "model-00002-of-00002.safetensors" in words(tmp_path)
 
 
+#: Change of a pipeline's part -> words of the refusal, which name the part.
+PARTS: dict[str, tuple[Change, str]] = {
+    "without weights": (cases.without(WEIGHTS), "unet/: it has no weights"),
+    "other variant": (
+        lambda d: (d / WEIGHTS).rename(d / "model.fp16.safetensors"),
+        "without a variant, such as fp16",
+    ),
+    "config half copied": (cases.truncated(CONFIG), "unet/config.json: it cannot be read"),
+    "weights half copied": (cases.truncated(WEIGHTS), "unet/model.safetensors: "),
+    "not there": (shutil.rmtree, "unet/: model_index.json names it, and it is not there"),
+}
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_a_part_of_a_pipeline_is_refused(kind: str, good: Path, tmp_path: Path) -> None:
+    parts = {"unet": ["a", "B"], "safety_checker": ["c", "D"], "vae": [None, None], "n": [1, 0]}
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "P", **parts}))
+    part = cases.copied(good, tmp_path / "unet")
+    assert words(tmp_path) == ""
+    change, reason = PARTS[kind]
+    change(part)
+    assert reason in words(tmp_path)
+
+
 def test_the_plan_refuses_at_the_grids_line(good, tmp_path, nightgrid, monkeypatch) -> None:
     """Every objection of the look is a problem of the grid."""
     monkeypatch.chdir(tmp_path)
@@ -391,9 +421,31 @@ def test_a_family_without_a_table_is_compared_by_transformers(tmp_path: Path) ->
     for _ in range(2):
         (found,) = look(part, task="causal-lm").objections
         assert "experts" in found.reason
+    images = save_tiny(tmp_path / "images", AutoModel, model_type="vit", image_size=32)
+    (found,) = look(images, task="causal-lm").objections
+    assert "no AutoModelForCausalLM of the model type 'vit'" in found.reason
     began = time.monotonic()
     os.utime(whole)  # the process's memory aside, the answer is on disk
     assert look(whole, task="causal-lm") == Look() and time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("load", [load_config, load_tokenizer, load_causal_model])
+def test_a_value_of_a_type_that_transformers_refuses_is_named(load, good, tmp_path) -> None:
+    """Its message has the reason in the second line."""
+    changed = cases.copied(good, tmp_path / "text", cases.values(CONFIG, eos_token_id="</s>"))
+    with pytest.raises(WorkloadError, match=r"eos_token_id.*expected int, got str"):
+        load(open_model(str(changed)))
+
+
+def test_a_model_of_no_task_is_compared_as_the_first_task_loads_it(good, tmp_path) -> None:
+    """Unless the engine has a list of its own."""
+    change = cases.values(CONFIG, model_type="qwen3", architectures=["Qwen3Model"])
+    bare = cases.copied(good, tmp_path / "bare", change)
+    spec = WORKLOADS["text-generation"]
+    for engine, refused in (("transformers", True), ("vllm", False)):
+        job = described(model=str(bare), engine=engine, device="cuda")
+        job = replace(job, parameters=spec.validate(job.parameters, engine))
+        assert any("q_norm.weight" in each.reason for each in refusals(spec, job)) is refused
 
 
 def test_packed_layers_need_no_plain_weight() -> None:
