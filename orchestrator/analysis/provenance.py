@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,9 @@ class Provenance:
         )
 
 
+#: Seconds by which a card's check may be dated later than the first row after it.
+_DATED_S = 1.0
+
 _MEANINGS = {
     "Emulated cards": "These rows ran on a CPU that stands in for the accelerator. They show that "
     "the grid works, not how fast the accelerator is.",
@@ -96,8 +100,8 @@ def banners_of(
     far_below: Mapping[str, str] | None = None,
     drift: Drift | None = None,
 ) -> tuple[Banner, ...]:
-    """Return the banners that apply, most serious first. Slow cards are shown even if no row used
-    them. ``far_below`` has sentences by job id."""
+    """Return the banners that apply, most serious first. Cards that are still slow are shown even
+    if no row used them. ``far_below`` has sentences by job id."""
     measured, every = [row for row in rows if row.state is State.SUCCEEDED], len(rows)
     emulated = [row for row in rows if row.emulated]
     devices = _names(f"{r.accelerator} on {r.device_name}" for r in emulated if r.device_name)
@@ -117,13 +121,14 @@ def banners_of(
         ("Unknown settings", len(foreign), every, settings),
     ]
     banners = [banner for banner in banners if banner[1]]
-    if slow_cards:
-        slow = {one.card for one in slow_cards}
-        on_slow = sum(
-            bool(slow & {f"{n}/{row.accelerator}{i}" for n in row.nodes for i in row.card_indices})
-            for row in rows
-        )
-        banners.append(("Slow cards", on_slow, every, tuple(map(str, slow_cards))))
+    on_slow = [[one for one in slow_cards if _ran_on(one, row)] for row in rows]
+    worst: dict[str, str] = {}  # of a card that was slow in several checks
+    for one in slow_cards:
+        if one.until == math.inf or any(one in found for found in on_slow):
+            worst.setdefault(one.card, str(one))
+    if worst:
+        count = sum(map(bool, on_slow))
+        banners.append(("Slow cards", count, every, tuple(worst.values())))
     if far_below:
         sentences = tuple(dict.fromkeys(far_below.values()))
         banners.append(("Far below published figures", len(far_below), every, sentences))
@@ -134,6 +139,15 @@ def banners_of(
         Banner(name=name, count=count, of=of, meaning=_MEANINGS[name], details=details)
         for name, count, of, details in banners
     )
+
+
+def _ran_on(slow: SlowCard, row: Measurement) -> bool:
+    """Tell if a row was measured on a slow card, after the check that was slow and before the
+    next."""
+    # A check is dated when the row of its job is recorded, or a moment later.
+    at = (row.recorded_at or 0.0) + _DATED_S
+    cards = (f"{n}/{row.accelerator}{i}" for n in row.nodes for i in row.card_indices)
+    return slow.since <= at < slow.until and slow.card in cards
 
 
 def provenance_of(rows: Sequence[Measurement], measurements: Sequence[Measurement]) -> Provenance:

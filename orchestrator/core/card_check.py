@@ -55,6 +55,8 @@ class SlowCard:
     figure: str  # of ``FIGURES``
     share: float  # of what is usual
     than: str  # "the other cards of its node" or "before"
+    since: float = -math.inf  # seconds since the epoch: the check that was slow
+    until: float = math.inf  # and the card's next one, if any
 
     def __str__(self) -> str:
         return f"{self.card}: {FIGURES[self.figure]} at {self.share:.0%} of {self.than}"
@@ -63,31 +65,45 @@ class SlowCard:
 def slow_cards(now: Sequence[CardCheck], before: Iterable[CardCheck] = ()) -> tuple[SlowCard, ...]:
     """Slow cards of a run, each by its worst figure, slowest first; ``now`` are checks of one run
     (a card's newest counts), ``before`` of earlier runs."""
-    newest: dict[str, CardCheck] = {}
+    return tuple(one for one in slow_checks(now, before) if one.until == math.inf)
+
+
+def slow_checks(now: Sequence[CardCheck], before: Iterable[CardCheck] = ()) -> tuple[SlowCard, ...]:
+    """The same of all checks of a run, which has more than one of a card if it was resumed.
+
+    A check is held against its neighbours' checks that are nearest in time: those of its own
+    invocation, if they have any.
+    """
+    checks: dict[str, list[CardCheck]] = {}
     for check in sorted(now, key=lambda check: check.taken_at):
-        older = newest.get(check.card, check)  # whose figures fill those that are not known
+        own = checks.setdefault(check.card, [])
+        older = own[-1] if own else check  # whose figures fill those that are not known
         lacking = [name for name in FIGURES if getattr(check, name) is None]
-        newest[check.card] = replace(check, **{name: getattr(older, name) for name in lacking})
+        own.append(replace(check, **{name: getattr(older, name) for name in lacking}))
     earlier: dict[str, list[CardCheck]] = {}
     for check in before:
         earlier.setdefault(check.card, []).append(check)
     worst = []
-    for card in newest.values():
-        peers = [
-            other for other in newest.values() if other is not card and other.node == card.node
-        ]
-        own = earlier.get(card.card, [])
-        slow = [
-            one
-            for figure in FIGURES
-            for others, than, least in (
-                (peers, "the other cards of its node", 1),
-                (own, "what it had in earlier runs", LEAST_HISTORY),
-            )
-            if (one := _slow(card, figure, others, than, least)) is not None
-        ]
-        if slow:
-            worst.append(min(slow, key=lambda one: one.share))
+    for card, own in checks.items():
+        others = [one for other, one in checks.items() if other != card]
+        neighbours = [one for one in others if one[0].node == own[0].node]
+        for check, until in zip(own, [*(one.taken_at for one in own[1:]), math.inf], strict=True):
+            peers = [
+                min(one, key=lambda other: abs(other.taken_at - check.taken_at))
+                for one in neighbours
+            ]
+            slow = [
+                one
+                for figure in FIGURES
+                for group, than, least in (
+                    (peers, "the other cards of its node", 1),
+                    (earlier.get(card, []), "what it had in earlier runs", LEAST_HISTORY),
+                )
+                if (one := _slow(check, figure, group, than, least)) is not None
+            ]
+            if slow:
+                one = min(slow, key=lambda one: one.share)
+                worst.append(replace(one, since=check.taken_at, until=until))
     return tuple(sorted(worst, key=lambda slow: slow.share))
 
 

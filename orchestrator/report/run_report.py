@@ -23,7 +23,7 @@ from orchestrator.grid.vocabulary import PricesBlock
 from orchestrator.report import html
 from orchestrator.store import disk, reader
 from orchestrator.store import files as run_files
-from orchestrator.store.history import read_predictions, slow_cards_of, spread_between_runs
+from orchestrator.store.history import read_predictions, slow_checks_of, spread_between_runs
 from orchestrator.store.lock import driver_lives
 from orchestrator.store.store import Store
 from workloads.util.files import SMALL_BYTES, read_text
@@ -93,7 +93,7 @@ def _summarized(
         status=status,
         silent_s=0.0 if status is None else max(0.0, time.time() - status.at),
         published=(*published_figures(), *published),
-        slow_cards=slow_cards_of(store.path),
+        slow_cards=slow_checks_of(store.path),
         runs_differ=spread_between_runs(store.path),
         raised=raised,
         prices=read_prices(store.path),

@@ -16,7 +16,13 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from orchestrator.core.card_check import CardCheck, SlowCard, slow_cards, spread_of_runs
+from orchestrator.core.card_check import (
+    CardCheck,
+    SlowCard,
+    slow_cards,
+    slow_checks,
+    spread_of_runs,
+)
 from orchestrator.core.errors import StoreError
 from orchestrator.core.job import Accelerator, Scalar, State
 from orchestrator.core.measurement import Prediction
@@ -163,6 +169,12 @@ def slow_cards_of(run: Path) -> tuple[SlowCard, ...]:
     """The slow cards of a run, compared with their neighbours and with earlier runs."""
     now = read_card_checks(run)
     return slow_cards(now, earlier_card_checks(run)) if now else ()
+
+
+def slow_checks_of(run: Path) -> tuple[SlowCard, ...]:
+    """The same of all of the run's checks, those that are not the newest of a card included."""
+    now = read_card_checks(run)
+    return slow_checks(now, earlier_card_checks(run)) if now else ()
 
 
 def spread_between_runs(run: Path) -> Spread:

@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from measurements import attempt, job, outcome, rank, row, worker
 
+from orchestrator.analysis.provenance import banners_of
 from orchestrator.cli.doctor import slow_card_findings
 from orchestrator.cli.runs import run_lines
-from orchestrator.core.card_check import CardCheck, slow_cards, spread_of_runs
+from orchestrator.core.card_check import CardCheck, slow_cards, slow_checks, spread_of_runs
 from orchestrator.core.events import RecordRow
 from orchestrator.core.job import State
 from orchestrator.driver.loop import CardChecks
@@ -70,6 +71,29 @@ def test_the_newest_check_counts_and_keeps_what_only_an_older_one_has() -> None:
     assert (slow.figure, slow.share) == ("link_bytes_per_s", pytest.approx(0.4))
     again = a_check(3, 1.01e12, taken_at=3000.0, link_bytes_per_s=1e10)
     assert not slow_cards([*cards, again])
+
+
+def test_a_check_is_held_against_its_own_night_and_warns_of_rows_until_the_next() -> None:
+    """Of three cards one is slow on the first night. On the second all are at 60 %."""
+    nights = {1000.0: (1e12, 1e12, 0.5e12), 2000.0: (0.6e12,) * 3}
+    checks = [
+        a_check(n, speed, taken_at=at + n)
+        for at, speeds in nights.items()
+        for n, speed in enumerate(speeds)
+    ]
+    assert not slow_cards(checks)
+    (slow,) = slow_checks(checks)
+    assert slow.share == pytest.approx(0.5)
+    assert (slow.card, slow.since, slow.until) == ("hpu-1/HPU2", 1002.0, 2002.0)
+    times = (1001.5, 1500.0, 2001.9, 2500.0, 3500.0)  # the first is that of the check's own job
+    rows = [
+        row(n, card_indices=(card,), recorded_at=at)
+        for n, (at, card) in enumerate([*((at, 2) for at in times), (1500.0, 1)])
+    ]
+    (banner,) = [one for one in banners_of(rows, [slow]) if one.name == "Slow cards"]
+    assert banner.count == 2 and banner.details == (str(slow),)
+    later = [one for one in rows if (one.recorded_at or 0.0) > 2001]
+    assert "Slow cards" not in [one.name for one in banners_of(later, [slow])]
 
 
 def test_the_table_is_typed_and_reads_back(tmp_path: Path) -> None:
@@ -131,7 +155,8 @@ def test_a_slow_card_is_named_while_it_runs_and_afterwards(tmp_path: Path) -> No
         (said,) = checks.saw(ended(1, 0.5e12))
         assert said.startswith("hpu-1/HPU1: matrix product at 50% of")
         assert checks.saw(replace(ended(2, 1e12), outcome=None)) == ()
-        store.append(row(0, card_indices=(1,)), row(1, card_indices=(0,)))
+        ran = {"recorded_at": 6000.0}
+        store.append(row(0, card_indices=(1,), **ran), row(1, card_indices=(0,), **ran))
     summary, _ = read_summary(Store.existing(tmp_path, "slow"))
     (banner,) = [each for each in summary.banners if each.name == "Slow cards"]
     assert banner.count == 1 and banner.of == 2 and "HPU1" in banner.details[0]
