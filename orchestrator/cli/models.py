@@ -29,7 +29,7 @@ from orchestrator.util import output
 from orchestrator.util.format import plural, size
 from workloads.base import BadConfiguration
 from workloads.data import storage
-from workloads.data.datasets import Reading, load_examples
+from workloads.data.datasets import Reading, find_dataset, load_examples, without_use
 from workloads.data.lengths import Description as DatasetDescription
 from workloads.data.lengths import (
     describe,
@@ -309,6 +309,8 @@ def _lengths(args: argparse.Namespace) -> int:
         files = read_directory(args.directory)
     else:
         kind, name = "dataset", args.dataset
+        if option := without_use(find_dataset(name).kind, vars(args)):
+            raise NightgridError(f"{name} is no dataset of the hub; leave --{option} out")
         revision = Revisions().dataset(name, args.revision)
         reading = Reading(
             columns=args.columns, split=args.split, revision=revision, subset=args.subset

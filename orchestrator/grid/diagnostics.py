@@ -212,7 +212,9 @@ class Findings:
             hint = fault.hint
             if first["type"] == "list_type" and isinstance(first["input"], Mapping):
                 name = next(iter(first["input"]), "first")
-                hint = f"an entry of a list begins with a dash: `- name: {name}`, its keys below"
+                named = path[-1] == "experiments"
+                entry = f"`- name: {name}`, its keys below" if named else f"`- {name}: …`"
+                hint = f"an entry of a list begins with a dash: {entry}"
             self.complain(path, fault.message, hint)
 
     def unknown_key(self, path: Path_, names: Any) -> None:

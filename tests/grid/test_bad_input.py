@@ -149,6 +149,7 @@ IN_EXPERIMENT: list[tuple[str, str, int, str, str]] = [
     ("more cards than a node has", "cards: 16", 12, "16 HPU", "have 1, 2, 4, 8"),
     ("library's", "workload: finetuning\nstrategy: DeepSpeed", 15, '"DeepSpeed"', "mean zero2?"),
     ("open axis", "axes: {cards: [1]}\ninclude: [{prompts: 1}]", 15, "no cards in", "every axis"),
+    ("mapping", "axes: {cards: [1]}\ninclude: {cards: 2}", 14, "list", "with a dash: `- cards: …`"),
     ("idle", "axes: {cards: [1, 2]}\nexclude: [{cards: 4}]", 15, "matches no job", "it is 1, 2"),
     ("apart", f"{ZIP}\nexclude: [{{cards: 1, prompts: 2}}]", 15, "matches no job", "never meet"),
     ("axis without value", "axes:\n  cards:", 13, "has no values", "at least"),

@@ -376,16 +376,25 @@ def dataset_refusals(job: JobDescription) -> tuple[Refusal, ...]:
         message = str(error)
     except DataMissing:
         pass
-    for name, usual in _OF_THE_HUB.items():
-        of_directory = name == "split" and kind == "directory"
-        if job.parameters.get(name, usual) in (usual, "") or kind in ("hub", "") or of_directory:
-            continue
+    if name := without_use(kind, job.parameters):
         reason = f"{job.dataset} is no dataset of the hub, which alone has a {name}"
         hint = "leave it out; name the file to read"
         return (Refusal(setting=name, reason=reason, hint=hint),)
     if not message:
         return ()
     return (Refusal(setting="columns" if reading.columns else "dataset", reason=message),)
+
+
+def without_use(kind: str, values: Mapping[str, object]) -> str:
+    """Return a setting that is set and that datasets of this kind lack, "" if none; a ``kind`` ""
+    is unknown."""
+    if kind in ("hub", ""):
+        return ""
+    for name, usual in _OF_THE_HUB.items():
+        of_directory = name == "split" and kind == "directory"
+        if values.get(name, usual) not in (usual, "") and not of_directory:
+            return name
+    return ""
 
 
 def dataset_notes(job: JobDescription) -> tuple[str, ...]:

@@ -384,8 +384,9 @@ def _json(text: bytes, where: str) -> Any:
         raise BadExample(f"{where}: not JSON ({message}); {expected}") from error
 
 
-def _not_utf8(where: str, byte: int) -> str:
-    return f"{where}: not UTF-8 (byte {byte + 1}); save it as UTF-8 (iconv -f GBK -t UTF-8, say)"
+def _not_utf8(where: str, byte: int, likely: str = "GBK") -> str:
+    remedy = f"save it as UTF-8 (iconv -f {likely} -t UTF-8, say)"
+    return f"{where}: not UTF-8 (byte {byte + 1}); {remedy}"
 
 
 def _arrow(path: Path) -> Iterator[Placed]:
@@ -397,6 +398,9 @@ def _arrow(path: Path) -> Iterator[Placed]:
             rows = chain.from_iterable(b.to_pylist() for b in _batches(content, ending_of(path)))
             for number, record in enumerate(rows, 1):
                 yield f"{path}: row {number}", record
+    except OverflowError as error:
+        reason = f"a value is beyond Python's, such as a date after the year 9999 ({error})"
+        raise BadExample(f"{path}: {reason}") from error
     except pyarrow.ArrowException as error:
         kind = "Parquet" if ending_of(path) == ".parquet" else "Arrow"
         raise BadExample(f"{path}: no {kind} file: {error}") from error
@@ -440,7 +444,16 @@ def _table(path: Path, content: BinaryIO, encoding: str, separator: str) -> Iter
                     columns = ", ".join(names)
                     raise BadExample(f"{where}: not one value for each of the columns {columns}")
                 yield where, record
-        except (csv.Error, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
+            with _content(path) as lines:  # the decoder reads ahead of the table's line
+                for number, line in enumerate(lines, 1):
+                    try:
+                        line.decode(encoding)
+                    except UnicodeDecodeError as wrong:
+                        where = f"{path}:{number}"
+                        raise BadExample(_not_utf8(where, wrong.start, "CP1252")) from error
+            raise BadExample(f"{path}: {error}") from error
+        except csv.Error as error:
             message = f"{path}:{table.line_num + 1}: {error}"
             if "unexpected end" in str(error):
                 message += (

@@ -204,6 +204,8 @@ _NEARLY = (
     ("*.engine", "a TensorRT engine: name the model that it was made from"),
     ("*.incomplete", "an interrupted download: fetch it again"),
     ("*.part", "an interrupted download: fetch it again"),
+    ("*-of-*.safetensors", "shards without their index: fetch model.safetensors.index.json, too"),
+    ("*-of-*.bin", "shards without their index: fetch pytorch_model.bin.index.json, too"),
     ("*.safetensors", "weights under a name that no library looks for: call it model.safetensors"),
     ("*.pt*", "a file of torch.save under its own name: save_pretrained() makes model.safetensors"),
     ("*.bin", "weights under a name that no library looks for: call it pytorch_model.bin"),

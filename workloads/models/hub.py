@@ -262,7 +262,10 @@ class Revisions:
         if not is_hub_id(name) or os.path.exists(Path(name).expanduser()):
             return name
         repository, revision = split(name)
-        return f"{repository}@{self.of('models', repository, revision)}"
+        try:
+            return f"{repository}@{self.of('models', repository, revision)}"
+        except DataMissing as error:
+            raise _no_path(error) from error
 
     def dataset(self, name: str, revision: str) -> str:
         """Resolve a hub dataset's revision; keep those of others. Raises as ``of``."""
@@ -271,4 +274,8 @@ class Revisions:
         try:
             return self.of("datasets", name, revision)
         except DataMissing as error:
-            raise DataMissing(f"{error}; if a path was meant, there is no such path") from error
+            raise _no_path(error) from error
+
+
+def _no_path(error: DataMissing) -> DataMissing:
+    return DataMissing(f"{error}; if a path was meant, there is no such path")

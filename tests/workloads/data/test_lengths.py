@@ -87,6 +87,11 @@ def directory(tmp_path: Path) -> Path:
     return directory
 
 
+def test_a_split_of_one_file_is_refused_as_by_the_plan(directory, nightgrid) -> None:
+    said = nightgrid("dataset", "lengths", directory / "train.json", "--split", "test", code=1).err
+    assert "train.json is no dataset of the hub; leave --split out" in said
+
+
 @pytest.mark.usefixtures("by_character")
 def test_files_in_tiny_out(directory, tmp_path, nightgrid) -> None:
     command = ("dataset", "advertisegen", directory, "--tiny", tmp_path)

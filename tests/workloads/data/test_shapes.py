@@ -348,6 +348,20 @@ def test_another_encoding_is_named_with_the_remedy(tmp_path: Path) -> None:
     path.write_bytes('[{"text": "宽松"}]'.encode("gbk"))
     with pytest.raises(BadConfiguration, match=r"not UTF-8 \(byte 12\); save it as UTF-8"):
         load_examples(str(path))
+    path = tmp_path / "d.csv.zst"  # in which nothing can be read again
+    table = b"prompt,completion\n" + b"one,two\n" * 40 + "café,three\n".encode("cp1252")
+    path.write_bytes(pyarrow.compress(table, "zstd", asbytes=True))
+    with pytest.raises(BadConfiguration, match=r"zst:42: not UTF-8 \(byte 4\);.*-f CP1252"):
+        load_examples(str(path))
+
+
+def test_a_date_beyond_pythons_is_named(tmp_path: Path) -> None:
+    table = pyarrow.table(
+        {"prompt": ["a"], "at": pyarrow.array([2**28], pyarrow.int32()).cast(pyarrow.date32())}
+    )
+    parquet.write_table(table, tmp_path / "d.parquet")
+    with pytest.raises(BadConfiguration, match=r"d\.parquet: .*a date after the year 9999"):
+        load_examples(str(tmp_path / "d.parquet"))
 
 
 def test_an_object_without_one_list_of_records_is_refused(tmp_path: Path) -> None:

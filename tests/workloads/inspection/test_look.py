@@ -218,6 +218,7 @@ NEARLY = {
     "distributed": ("__0_0.distcp", "dcp_to_torch_save"),
     "mlx": ("weights.npz", "converted from"),
     "onnx-export": ("model.onnx", "made from"),
+    "shards-without-index": ("model-00001-of-00002.safetensors", "safetensors.index.json"),
     "interrupted-download": ("model.safetensors.incomplete", "fetch it again"),
 }
 
