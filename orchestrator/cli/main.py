@@ -189,6 +189,12 @@ def installed_by(distribution: str) -> set[str]:
     return set()
 
 
+def missing_package(error: ModuleNotFoundError) -> str:
+    """The package that a failed import needs; "" if Nightgrid does not require it."""
+    package = (error.name or "").partition(".")[0]
+    return package if package in installed_by("nightgrid") else ""
+
+
 def _main(arguments: list[str]) -> int:
     for name in CHATTERERS:
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -206,8 +212,8 @@ def _main(arguments: list[str]) -> int:
     except output.OutputFailed:
         raise
     except ModuleNotFoundError as error:  # of a workstation that has requirements-client.txt alone
-        package = (error.name or "").partition(".")[0]
-        if package not in installed_by("nightgrid"):
+        package = missing_package(error)
+        if not package:
             raise
         text, code = f"this needs the package {package}: pip install {package}", 7
     except OSError as error:  # what no command expects: a directory without permission, say

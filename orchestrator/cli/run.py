@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.cli import options as shared
+from orchestrator.cli.main import missing_package
 from orchestrator.core import errors
 from orchestrator.core.errors import (
     ClusterError,
@@ -170,6 +171,9 @@ def _drive_and_tell(args: argparse.Namespace, link: SupervisorLink | None) -> in
         link.report(again=str(error))  # it says so
     except NightgridError as error:
         code = error.exit_code
+        raise
+    except ModuleNotFoundError as error:
+        code = errors.ExtraMissing.exit_code if missing_package(error) else code
         raise
     except KeyboardInterrupt:
         code = errors.INTERRUPTED

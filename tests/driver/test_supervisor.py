@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import started
 from hypothesis import given
 from hypothesis import strategies as st
 from measurements import row
@@ -284,6 +285,16 @@ def test_ctrl_c_in_a_terminal_reaches_the_driver_once(
     os.close(master)
     assert b"bye" in printed
     assert (run.place / "signals").read_text() == "SIGINT"
+
+
+def test_a_driver_without_a_package_is_not_started_again(tmp_path: Path) -> None:
+    absent = "import sys\nsys.modules['pyarrow'] = None\n"
+    (tmp_path / "sitecustomize.py").write_text(absent)
+    words = ("run", str(ROOT / "grids/smoke.yaml"), "--emulate", "1x1")
+    process = started(*words, cwd=tmp_path)
+    printed, _ = process.communicate(timeout=MOST_S)
+    assert printed == "nightgrid run: this needs the package pyarrow: pip install pyarrow\n"
+    assert process.returncode == 7
 
 
 def test_the_supervisor_is_small() -> None:
