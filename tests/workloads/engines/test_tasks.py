@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from orchestrator.core.errors import GridError
 from orchestrator.core.job import Accelerator
@@ -125,9 +126,13 @@ def test_a_model_of_another_kind_is_refused(tmp_path, config, workload, words, f
     ("config", "workload"), [(BERT, "pretraining"), (UNKNOWN, "text-generation")]
 )
 def test_a_model_that_fits_or_whose_kind_cannot_be_told_is_planned(tmp_path, config, workload):
-    """The job itself will look."""
+    """The job itself will look: transformers compares files of safetensors only."""
+    model = write(tmp_path / "m", config)
+    if config is UNKNOWN:
+        (tmp_path / "m" / "model.safetensors").unlink()
+        torch.save({}, tmp_path / "m" / "pytorch_model.bin")
     node = Node(node_id="n", name="n", accelerator=Accelerator.CPU, card_indices=(0,))
-    text = grid(write(tmp_path / "m", config), workload, precision="fp32")
+    text = grid(model, workload, precision="fp32")
     plan = make_plan(parse_grid(text, "g"), [node], [])
     assert [str(item.action) for item in plan.jobs] == ["run"]
 
