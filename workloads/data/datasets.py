@@ -192,7 +192,7 @@ class _Records:
         left_out = self.count - self.usable
         if not self.count:
             raise _no_examples(name)
-        if self._absent:
+        if self._absent and finished:
             where, record = self._first
             raise BadExample(
                 f"{where}: columns: names {min(self._absent)!r}, which no record has; this one has "

@@ -319,9 +319,15 @@ def columns_named(text: str) -> Columns:
             close = difflib.get_close_matches(name, known, n=1)
             meant = f"did you mean {close[0]}? " if close else ""
             raise BadConfiguration(f"columns: there is no {name!r}; {meant}{_expected()}")
-    for shape in SHAPES:
-        if set(names) <= set(shape.columns) and set(shape.needs) & set(names):
-            return Columns(shape, names)
+    fitting = [
+        shape
+        for shape in SHAPES
+        if set(names) <= set(shape.columns) and set(shape.needs) & set(names)
+    ]
+    if fitting:  # Alpaca's and Dolly's have each other's second text, too, after their own
+        own = (set(names) - {*shape.needs, *shape.may_have[:1]} for shape in fitting)
+        foreign = list(map(len, own))
+        return Columns(fitting[foreign.index(min(foreign))], names)
     raise BadConfiguration(f"columns: {', '.join(names)} belong to no one shape; {_expected()}")
 
 

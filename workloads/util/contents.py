@@ -69,13 +69,11 @@ def _files(root: Path, *, links: bool = True) -> list[Path]:
             continue
         seen.add(real)
         below[:] = sorted(name for name in below if not name.startswith("."))
-        for name in sorted(names):
-            file = Path(directory) / name
-            hidden = name.startswith(".") or name.lower().endswith(_NO_CONTENT)
-            if not hidden and file.is_file():
-                found.append(file)
-        if len(found) + len(below) > MOST_FILES:
+        shown = (name for name in sorted(names) if not name.startswith("."))
+        content = [name for name in shown if not name.lower().endswith(_NO_CONTENT)]
+        if len(found) + len(below) + len(content) > MOST_FILES:
             return []
+        found += [file for name in content if (file := Path(directory) / name).is_file()]
     return found
 
 

@@ -159,10 +159,20 @@ def test_columns_that_fit_nothing_are_refused(tmp_path: Path, columns: str, comp
         find_dataset(path, Reading(columns=columns))
 
 
-def test_a_named_column_may_be_left_out_where_it_is_empty(tmp_path: Path) -> None:
-    path = lines(tmp_path / "d.jsonl", {"q": "Two?"}, {"q": "Two?", "a": "2"})
-    dataset = load_dataset(path, Reading(columns="prompt=q, completion=a"))
-    assert [example.summary for example in dataset.examples] == ["", "2"]
+def test_a_named_column_may_be_left_out_where_it_is_empty(tmp_path: Path, monkeypatch) -> None:
+    path = lines(tmp_path / "d.jsonl", *[{"q": "Two?"}] * 300, {"q": "Two?", "a": "2"})
+    reading = Reading(columns="prompt=q, completion=a")
+    dataset = load_dataset(path, reading)
+    assert [example.summary for example in dataset.examples] == [*[""] * 300, "2"]
+    monkeypatch.setattr(datasets, "LOOK_S", 0.0)  # the plan does not see the last
+    assert find_dataset(path, reading).kind == "file"
+
+
+@pytest.mark.parametrize(("about", "answer"), [("context", "response"), ("input", "output")])
+def test_named_columns_are_of_the_shape_whose_own_they_are(tmp_path, about, answer) -> None:
+    path = lines(tmp_path / "d.jsonl", {"question": "a", "passage": "b", answer: "c"})
+    dataset = load_dataset(path, Reading(columns=f"instruction=question, {about}=passage"))
+    assert dataset.examples == [Example(content="a\n\nb", summary="c")]
 
 
 @pytest.mark.parametrize(
