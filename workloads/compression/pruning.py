@@ -406,7 +406,8 @@ class Sparsity(Technique):
         if self.sparsity_schedule == "gradual":
             training.stateful["masks"] = pruned
         if self.cluster_steps:
-            training.begins_anew = "shared values are in no checkpoint"
+            # Checkpoints hold no shared values: one of before these steps alone is gone on from.
+            training.least_steps = max(training.least_steps, self.cluster_steps + 1)
         before = sum(layer.weight.nbytes for layer in layers.values())
         training.metrics["layer_bytes_before"] = float(before)
         _note_loss(training, "dense_loss")

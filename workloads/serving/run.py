@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import math
 import os
 import secrets
 import tempfile
@@ -53,6 +52,7 @@ _LEAST_REQUESTS = 50  # of a window, so that its p90 is known
 _REQUESTS_PER_USER = 10
 _SHORTEST_WINDOW_S = 5.0
 _DRAIN_S = 30.0  # least wait for requests in flight when a window's time is up
+_FIRST_ANSWER_S = 540.0  # silence until the first one without streaming; requests end at 600 s
 _DRAIN_FACTOR = 2.0  # times the longest request of the load, if that is more
 _COUNTERS_EVERY_S = 2.0
 _SHORT = 0.99  # of the tokens asked for: answers below it were ended by the server
@@ -286,7 +286,8 @@ class Windows:
         servers = self.load.serving.servers
         longest = self.resident.known.get("longest_first_token_s", 0.0)
         if not self.load.parameters.stream:
-            longest = self.longest_s or math.inf  # nothing is heard of a request before its end
+            # Nothing is heard of a request before its end.
+            longest = self.longest_s or _FIRST_ANSWER_S / processes.SILENCE_FACTOR
         silence_s = max(processes.SILENCE_S, processes.SILENCE_FACTOR * longest)
         counters = _Counters(servers, self.context.clock)
 
