@@ -179,8 +179,9 @@ def recovered_records(
         attempt = replace(running.attempt, attempt_id=attempt_id, number=number)
         outcome = replace(running.outcome(), attempt_id=attempt_id)
         final = outcome.state is State.SUCCEEDED and attempt.purpose == "measure"
+        asked = jobs.get(attempt.job_id, attempt.job).batch_size
         yield RecordRow(
-            job=jobs.get(attempt.job_id, attempt.job),
+            job=replace(attempt.job, batch_size=asked),
             state=outcome.state,
             reason="measured" if final else outcome.message,
             final=final,

@@ -9,6 +9,7 @@ comes after the reference of its model and prompts, even if that fails.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -289,7 +290,7 @@ def problems_of_needs(grid: Grid, missing: Callable[[str, str], str]) -> list[Pr
             places = (product_root(kind) / wanted, Path(wanted))
             if foreign := foreign_spelling(kind, wanted, Path(grid.file).parent):
                 message, hint = foreign, ""
-            elif any(place.is_dir() for place in places):
+            elif any(map(os.path.isdir, places)):
                 message, hint = reason, ""  # it is there, and cannot be used
         elif len(saved.get(thing, ())) > 1:
             message = f"{len(saved[thing])} jobs of this grid save {kind} {wanted!r}"

@@ -239,10 +239,11 @@ def test_a_failure_and_a_probe_are_not_final(purpose: str) -> None:
 def test_a_recovered_row_of_a_search_has_the_batch_size_that_was_asked_for() -> None:
     wish = job(batch_size="max")
     tried = attempt(wish.job_id, job=replace(wish, batch_size=16))
-    jobs = {wish.job_id: wish}
+    jobs = {wish.job_id: replace(wish, measure=replace(wish.measure, min_repeats=20))}
     (record,) = recovered_records([kept(tried)], {tried.attempt_id}, jobs)
     row = measurement_of(record, run="night", invocation_id="next", recorded_at=1e9)
     assert (row.batch_size_requested, row.batch_size, row.reason) == ("max", 16, "measured")
+    assert row.measure == tried.job.measure, "it was measured before the grid was edited"
     (record,) = recovered_records([kept(tried)], {tried.attempt_id}, {})
     assert record.job.batch_size == 16  # the job is gone from the grid
 

@@ -192,6 +192,7 @@ def test_the_plan_orders_a_grid_by_the_names_of_adapters(
     [
         (GRID, "adverts", "[8]", "job of this grid saves adapter 'adverts'.*did you mean 'advert'"),
         (GRID, "nothing", "[8]", "save_adapter: nothing"),
+        (GRID, "x" * 300, "[8]", "and there is none"),  # no system has such a path
         (GRID, "advert", "[8, 16]", "2 jobs of this grid save adapter 'advert'"),
         (MODELS, "tuned2", "[8]", "there is no model named 'tuned2'.*save_model: tuned2"),
         (MODELS, "tuned", "[8, 9]", "2 jobs of this grid save model 'tuned'"),
