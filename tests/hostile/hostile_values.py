@@ -103,10 +103,10 @@ def side_file(random: Random, sound: bytes) -> bytes:
     choice = random.random()
     if choice < 0.6:
         try:
-            document = json.loads(sound)
+            changed = json.dumps(mutated(random, json.loads(sound)))
         except (ValueError, RecursionError):  # an earlier change made something else of it
             return damaged(random, sound)
-        return json.dumps(mutated(random, document)).encode("utf-8", "surrogatepass")
+        return changed.encode("utf-8", "surrogatepass")
     if choice < 0.75:
         return json_text(random).encode("utf-8", "surrogatepass")
     if choice < 0.9:
