@@ -62,7 +62,7 @@ from workloads.models.catalog import known_config, positions_of
 from workloads.models.loading import ModelSource, load_tokenizer, open_model
 from workloads.models.precision import ModelWeights
 from workloads.models.prompts import NotRendered, encode_prompt
-from workloads.models.rules import PACKED, bits_of
+from workloads.models.rules import PACKED, bits_of, method_of
 from workloads.registry import find_workload
 from workloads.util.processes import replaced
 
@@ -93,7 +93,7 @@ def _refuse_precision(job: JobDescription) -> Iterator[Refusal]:
     if config is None:
         return
     described = config.get("quantization_config") or {}
-    method, hint = str(described.get("quant_method", "")), ""
+    method, hint = method_of(config), ""
     bits = bits_of(described) if method in PACKED else 0
     own = f"int{bits}" if bits else method
     if bits and bits not in _BITS[method]:

@@ -244,6 +244,12 @@ def test_vllm_takes_a_checkpoint_in_its_own_precision(method, bits, precision, r
     assert len(unsupported) == bool(reason) and all(reason in each for each in unsupported)
 
 
+def test_a_checkpoint_of_older_bitsandbytes_is_none_of_plain_weights(tmp_path) -> None:
+    model = checkpoint(tmp_path, quantization_config={"load_in_8bit": True})
+    job = described(engine="vllm", device="cuda", model=model, precision="bf16")
+    assert any("bitsandbytes" in one.reason for one in engine_refusals(job, "generate"))
+
+
 def test_the_gaudi_plugin_takes_no_type_that_it_would_replace() -> None:
     assert {f"torch.{name}" for name in ("float16", "float32")} == set(INTERFACE["replaced_dtypes"])
     for precision in ("fp16", "fp32"):
