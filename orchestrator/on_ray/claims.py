@@ -259,9 +259,8 @@ class Claims:
         self._report_more_cards(now)
         if self.joined() or self.foreign:
             self._empty_since = now
-        elif self._last_ours is not None:
-            pass  # the schedule has its own patience with servers that were lost
-        elif now - self._empty_since > CLAIM_PATIENCE_S + RETRY_S:
+        # With servers that were lost, the schedule has its own patience.
+        elif self._last_ours is None and now - self._empty_since > CLAIM_PATIENCE_S + RETRY_S:
             kinds = "/".join(sorted(self.accelerators or Accelerator))
             why = self._trouble or f"the cluster has no node with {kinds}"
             raise ClusterError(f"no card could be had for {CLAIM_PATIENCE_S:.0f} s: {why}")

@@ -95,9 +95,8 @@ def kept_outcomes(nodes: Sequence[Node], run_id: str) -> Iterator[KeptOutcome]:
         answers = ask_nodes(kept_here, {node.node_id: (run_id,) for node in nodes}, _ANSWER_S)
         for answer in answers.values():
             pickles += answer if isinstance(answer, list) else ()
-    others = 0
+    layout, others = _layout(), 0
     for data in dict.fromkeys(pickles):
-        layout = _layout()
         if not data.startswith(layout):
             others += 1
             continue

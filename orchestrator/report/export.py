@@ -7,7 +7,6 @@ Column names include units, and each row says whether it is emulated, random or 
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 from collections import Counter
@@ -32,6 +31,7 @@ from orchestrator.report import figure_data
 from orchestrator.report.figure_data import AT_LEAST, Record, columns
 from orchestrator.report.query import read_runs
 from orchestrator.store.column_docs import COLUMN_DOCS
+from orchestrator.store.disk import digest
 from orchestrator.util.format import finite
 
 if TYPE_CHECKING:
@@ -376,9 +376,9 @@ def export_datasets(results: Path, directory: Path, runs: Sequence[str] = ()) ->
             pq.write_table(one, content, compression="zstd")
             # `datasets` caches by the card's text and the last name of the directory, so that other
             # rows must have another file's name there.
-            digest = hashlib.sha256(content.getbuffer()).hexdigest()[:16]
-            files[name] = f"{name}/train-{digest}.parquet"
-            (directory / files[name]).write_bytes(content.getbuffer())
+            data = content.getvalue()
+            files[name] = f"{name}/train-{digest(data)}.parquet"
+            (directory / files[name]).write_bytes(data)
         card = dataset_card(table, files, damaged)
         (directory / "README.md").write_text(card, encoding="utf-8")
     except OSError as error:

@@ -341,7 +341,7 @@ def without_repeated(table: pa.Table, seen: set[tuple[object, ...]]) -> pa.Table
     return table if all(fresh) else table.filter(pa.array(fresh, pa.bool_()))
 
 
-def row_keys(table: pa.Table) -> Iterator[tuple[object, ...]]:
+def row_keys(table: pa.Table) -> Iterator[tuple[Any, ...]]:
     """The key of each row."""
     return zip(*(table[name].to_pylist() for name in ROW_KEY), strict=True)
 

@@ -361,10 +361,10 @@ class Store:
         table, damaged = reader.table_of_lines(lines)
         rows: dict[str, Mapping[str, Any]] = {}
         interrupted: set[str] = set()
-        if begun := _keys(table):
+        if begun := set(reader.row_keys(table)):
             look = reader.read_rows(self.tables_path, reader.ROW_KEY)
             look.refuse_unread(what)
-            stored = _keys(look.table())
+            stored = set(reader.row_keys(look.table()))
             with_row = {attempt_id for _, attempt_id, *_ in stored}
             named = {line.row.get("attempt_id"): line.row for line in lines if line.row is not None}
             for key in begun:
@@ -383,10 +383,6 @@ class Store:
         elif not interrupted:
             disk.remove(path)
         return tuple(sorted(interrupted))
-
-
-def _keys(table: pa.Table) -> set[tuple[Any, ...]]:
-    return set(zip(*(table[name].to_pylist() for name in reader.ROW_KEY), strict=True))
 
 
 # ---------------------------------------------------------------- finding a run

@@ -324,10 +324,13 @@ def columns_named(text: str) -> Columns:
         for shape in SHAPES
         if set(names) <= set(shape.columns) and set(shape.needs) & set(names)
     ]
-    if fitting:  # Alpaca's and Dolly's have each other's second text, too, after their own
-        own = (set(names) - {*shape.needs, *shape.may_have[:1]} for shape in fitting)
-        foreign = list(map(len, own))
-        return Columns(fitting[foreign.index(min(foreign))], names)
+
+    def foreign(shape: Shape) -> int:
+        """Alpaca's and Dolly's have each other's second text, too, after their own."""
+        return len(set(names) - {*shape.needs, *shape.may_have[:1]})
+
+    if fitting:
+        return Columns(min(fitting, key=foreign), names)
     raise BadConfiguration(f"columns: {', '.join(names)} belong to no one shape; {_expected()}")
 
 

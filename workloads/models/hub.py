@@ -262,20 +262,17 @@ class Revisions:
         if not is_hub_id(name) or os.path.exists(Path(name).expanduser()):
             return name
         repository, revision = split(name)
-        try:
-            return f"{repository}@{self.of('models', repository, revision)}"
-        except DataMissing as error:
-            raise _no_path(error) from error
+        return f"{repository}@{self._of_name('models', repository, revision)}"
 
     def dataset(self, name: str, revision: str) -> str:
         """Resolve a hub dataset's revision; keep those of others. Raises as ``of``."""
         if not is_hub_id(name) or find_dataset(name).kind != "hub":
             return revision
+        return self._of_name("datasets", name, revision)
+
+    def _of_name(self, kind: Kind, repository: str, revision: str) -> str:
+        """Resolve what may have been meant as a path; raises as ``of``."""
         try:
-            return self.of("datasets", name, revision)
+            return self.of(kind, repository, revision)
         except DataMissing as error:
-            raise _no_path(error) from error
-
-
-def _no_path(error: DataMissing) -> DataMissing:
-    return DataMissing(f"{error}; if a path was meant, there is no such path")
+            raise DataMissing(f"{error}; if a path was meant, there is no such path") from error
